@@ -31,7 +31,8 @@ COMMANDS: dict[str, str] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. Returns its exit code; 2 for a user's mistake, 130 for Ctrl-C."""
+    """Runs one command. Returns its exit code: 2 for a user's mistake, 1 for a server that cannot start, 130
+    for Ctrl-C."""
     words = [dashed(word) for word in (sys.argv[1:] if argv is None else argv)]
     if not words or words[0] not in COMMANDS:
         overview().parse_args(words)  # ends in help, version or an error

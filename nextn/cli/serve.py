@@ -44,4 +44,4 @@ def run(args: argparse.Namespace) -> int:
     try:
         return serve(config)
     except StartupError as e:
-        raise CommandError(str(e), 2 if e.mistake else 1) from e
+        raise CommandError(str(e), 1) from e

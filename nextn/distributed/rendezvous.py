@@ -155,6 +155,7 @@ class Host:
                 raise ValueError("its first message is none of ours")
             if kind == "work":
                 hello["port"], hello["host"] = int(hello["port"]), str(hello["host"])
+                hello["name"] = str(hello["name"])
         except (OSError, ValueError, KeyError, TypeError) as e:
             log.warning("%s connected and is no rank of nextn: %s", _shown(address), e or type(e).__name__)
             end.close()
@@ -170,12 +171,11 @@ class Host:
         self._come.setdefault(word, {})[kind] = end
         if kind == "work":
             self._ranks[hello["rank"]] = word, hello
-            log.info("%s has come from %s", self._name(hello["rank"]), _shown(address))
+            log.info("%s has come from %s", hello["name"], _shown(address))
 
     def _wrong(self, hello: Any) -> str:
         """Why this rank is not to come; "" if it is."""
-        rank = hello["rank"]
-        name, host = self._name(rank), self._name(0)
+        rank, name, host = hello["rank"], hello["name"], self._name(0)
         theirs = hello["facts"]
         for fact in dict.fromkeys((*self._facts, *theirs)):
             own, other = self._facts.get(fact, "none"), theirs.get(fact, "none")
@@ -227,7 +227,8 @@ def join(
         with listen(host, 0) as listener:
             signs, first = (connected(address, {"kind": kind, "word": word}) for kind in KINDS[1:])
             # At last, for a rank that is refused is told so, and nobody listens any more.
-            hello = {"kind": "work", "word": word, "rank": rank, "facts": dict(facts), "host": host}
+            hello = {"kind": "work", "word": word, "rank": rank, "name": name(rank)}
+            hello |= {"facts": dict(facts), "host": host}
             _send(work, {**hello, "port": listener.getsockname()[1]})
             work.settimeout(timeout + HELLO_SECONDS)
             answer = _receive(work)

@@ -22,7 +22,7 @@ from nextn.distributed.mesh import MeshRanks
 from nextn.distributed.pulse import LOADING, SILENT, Pulse
 from nextn.distributed.signs import Signs
 from nextn.distributed.wire import GONE, Loaded, receive, send
-from nextn.engine.exit_codes import FAILED, LOST, REFUSED
+from nextn.engine.exit_codes import FAILED, LOST, REFUSED, says_why
 from nextn.engine.expert_recorder import ShardWindow
 from nextn.engine.facts import facts
 from nextn.engine.gang import most_rows, pin_rank, threads_here, threads_of
@@ -54,7 +54,8 @@ def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> 
             config.rank_0, own, members.size, facts(config), config.dist_timeout, members.name
         )
     except (rendezvous.Refused, TimeoutError, ValueError) as e:
-        log.critical("%s", e)
+        if config.node_rank or not isinstance(e, rendezvous.Refused):  # on node 0 its engine says it
+            log.critical("%s", e)
         return REFUSED
     except OSError as e:
         log.warning("node 0 has ended while others were waited for (%s)", e)
@@ -108,7 +109,8 @@ class _Rank:
         return self._heard(LAST_WORD)
 
     def _made(self, ranks: MeshRanks | None, seat: Seat) -> Runner | None:
-        """None where there can be none: group 0's engine has been told why. Raises PeerGone."""
+        """None where there can be none: group 0's engine has been told why, and so is this machine.
+        Raises PeerGone."""
         try:
             runner = make_runner(self._config, ranks, seat)
         except PeerGone:
@@ -117,6 +119,8 @@ class _Rank:
             mistake = isinstance(e, (ValueError, OSError))
             if not mistake:
                 traceback.print_exc()
+            elif says_why(self._config, self._everyone.rank):
+                log.critical("%s", e)
             error = ValueError(str(e)) if mistake else RuntimeError(f"rank {self._everyone.rank}: {e!r}")
             with contextlib.suppress(*GONE):  # it may have heard the same of another one, and ended
                 send(self._word.link, error)
@@ -179,7 +183,7 @@ class _Rank:
     def _heard(self, seconds: float) -> int:
         """The exit code."""
         self._word.take(seconds)
-        if self._word.error and self._config.node_rank:  # on node 0 its engine says it
+        if self._word.error and says_why(self._config, self._everyone.rank):
             log.critical("%s", self._word.error)
         return self._word.code
 

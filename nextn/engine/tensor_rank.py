@@ -21,7 +21,7 @@ from nextn.distributed.pulse import LOADING, SILENT, Pulse
 from nextn.distributed.ranks import Ranks
 from nextn.distributed.wire import GONE, Ended, Loaded, receive, send
 from nextn.engine import group_rank
-from nextn.engine.exit_codes import FAILED, LET_GO, LOST, REFUSED
+from nextn.engine.exit_codes import FAILED, LET_GO, LOST, REFUSED, says_why
 from nextn.engine.facts import facts
 from nextn.engine.gang import mesh_ranks, shared_ranks, threads_of
 from nextn.engine.page_data import PageData
@@ -51,11 +51,7 @@ def main(arguments: list[str]) -> int:
     if not memories:
         return join_and_run(config, rank, parent)
     seat = None if group is None else Seat(group, rank, memories[1])
-    code = run(config, leash, shared_ranks(config, rank, memories[0], group or 0, gpus), parent, seat)
-    if gpus is not None:  # NCCL may wait without end for graphs that hold its collectives, and for rank 0
-        sys.stderr.flush()
-        os._exit(code)
-    return code
+    return run(config, leash, shared_ranks(config, rank, memories[0], group or 0, gpus), parent, seat)
 
 
 def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> int:
@@ -64,7 +60,8 @@ def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> 
     try:
         met = rendezvous.join(config.rank_0, rank, config.tp_size, facts(config), config.dist_timeout)
     except (rendezvous.Refused, TimeoutError, ValueError) as e:
-        log.critical("%s", e)
+        if config.node_rank or not isinstance(e, rendezvous.Refused):  # on node 0 rank 0 says it
+            log.critical("%s", e)
         return REFUSED
     except OSError as e:
         log.warning("rank 0 has ended while others were waited for (%s)", e)
@@ -106,7 +103,7 @@ def run(
                 if config.check_integrity:
                     send(link, digest(result))
             else:
-                return _last(message)
+                return _last(message, says_why(config, ranks.rank))
     except (*GONE, PeerGone):
         return LOST  # rank 0 says what there is to say
     except Exception:
@@ -117,7 +114,7 @@ def run(
 
 
 def _made(config: EngineConfig, link: Connection, ranks: Ranks, seat: Seat | None) -> Runner | None:
-    """None where there can be none: rank 0 has been told why. Raises PeerGone."""
+    """None where there can be none: rank 0 has been told why, and this machine. Raises PeerGone."""
     try:
         return make_runner(config, ranks, seat)
     except PeerGone:
@@ -126,16 +123,22 @@ def _made(config: EngineConfig, link: Connection, ranks: Ranks, seat: Seat | Non
         mistake = isinstance(e, (ValueError, OSError))
         if not mistake:
             traceback.print_exc()
+        elif says_why(config, ranks.rank):
+            log.critical("%s", e)
         with contextlib.suppress(*GONE):  # rank 0 may have found the same and ended
             send(link, ValueError(str(e)) if mistake else RuntimeError(f"rank {ranks.rank}: {e!r}"))
         return None
 
 
-def _last(message: Ended) -> int:
-    if message.error:
+def _last(message: Ended, says: bool) -> int:
+    if message.error and says:
         log.critical("%s", message.error)
     return REFUSED if message.error else LET_GO
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    # At once: who started it waits for a moment only, and NCCL may wait without end for graphs that hold its
+    # collectives, and for rank 0.
+    sys.stderr.flush()
+    os._exit(code)

@@ -2,7 +2,8 @@
 
 One asyncio loop in this process serves HTTP; each engine runs in a child process. On the first Ctrl-C or
 SIGTERM new requests get 503 and running ones --shutdown-timeout seconds. The second ends all at once. The
-exit code is 0 after SIGTERM, and 130 after Ctrl-C, as of every command.
+exit code is 0 after SIGTERM, and 130 after Ctrl-C, as of every command; 1 where the server cannot start, or
+cannot go on.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def serve(config: ServerConfig, make: MakeEngine = make_engine) -> int:
             check_folder(Path(config.profile_dir))
         except OSError as e:
             message = f"--profile-dir {config.profile_dir}: no file can be written there: {e.strerror}"
-            raise StartupError(message, True) from e
+            raise StartupError(message) from e
     logs.configure(config.log_level, config.log_format)
     raise_file_limit()
     with contextlib.ExitStack() as open_sockets:
@@ -121,7 +122,7 @@ class Launch:
             endpoint = self.config.otlp_traces_endpoint
             tracing = None if endpoint is None else otlp(self.config.model_name, endpoint)
         except ValueError as e:
-            raise StartupError(str(e), True) from e
+            raise StartupError(str(e)) from e
         level = self.config.log_requests_level if self.config.log_requests else None
         metrics = Metrics(self.engines)
         watch = Watch(metrics, RequestLog(level, tokenizer.decode), tracing)
@@ -274,7 +275,7 @@ def listen(host: str, port: int, option: str = "--port") -> socket.socket:
         place, fix = f"--host {host}", "it must be an address of this machine; 0.0.0.0 stands for all of them"
         if isinstance(e, OSError) and e.errno in (errno.EADDRINUSE, errno.EACCES):
             place, fix = f"{host}:{port}", f"choose another {option}"
-        raise StartupError(f"cannot listen on {place}: {getattr(e, 'strerror', e)}; {fix}", True) from e
+        raise StartupError(f"cannot listen on {place}: {getattr(e, 'strerror', e)}; {fix}") from e
     return listener
 
 

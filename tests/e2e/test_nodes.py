@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import httpx
 import pytest
 from support.nodes import Machines, free_address, two_machines
 from support.server_process import ServerProcess, check_ended, until
+from support.two_replicas import by_rank
 
 from nextn.llm import LLM
 from nextn.ops.cpu.library import NoLibrary, library
@@ -124,6 +126,48 @@ def test_two_machines_share_experts(machines: Machines, text: str) -> None:
             other.kill()
 
 
+GROUPS = ("--dp-size", "2", "--enable-dp-attention", "--ep-size", "2")
+
+
+def test_a_group_on_each_of_two_machines(machines: Machines, text: str) -> None:
+    """When a process of one group is gone, requests of all end in errors, and all begin again."""
+
+    def both(**changes: int) -> list[str]:
+        with ThreadPoolExecutor(2) as threads:
+            return [*threads.map(lambda g: completion(server, routed_dp_rank=g, **changes), (0, 1))]
+
+    def end(what: str) -> None:
+        until(lambda: min(by_rank(server, "nextn:num_running_reqs")) == 1)
+        if what == "stopped rank":
+            os.kill(ranks_of(others[-1])[0], signal.SIGSTOP)
+        elif what == "killed engine":
+            os.kill(server.engine_pids()[1], signal.SIGKILL)
+        else:
+            others.pop().kill()
+
+    others = [node(1, machines.address, *GROUPS, prefix=machines.other)]
+    with node(0, machines.address, *GROUPS) as server:
+        try:
+            for what in ("stopped rank", "killed engine", "killed machine"):
+                assert both() == [text] * 2
+                with ThreadPoolExecutor(1) as threads:
+                    killing = threads.submit(end, what)
+                    assert both(max_tokens=2000) == ["", ""]
+                    killing.result()
+                if not others:
+                    others.append(node(1, machines.address, *GROUPS, prefix=machines.other))
+                until(lambda: healthy(server), 60)
+            assert both() == [text] * 2
+            assert min(by_rank(server, "nextn:rank_wait_seconds_total")) > 0
+            assert min(by_rank(server, "nextn:rank_sent_bytes_total")) > 0
+            server.process.terminate()
+            check_ended(server, 0)
+            check_ended(others[0], 0)
+        finally:
+            for other in others:
+                other.kill()
+
+
 @pytest.mark.parametrize(
     ("both", "differs", "said"),
     [
@@ -133,27 +177,68 @@ def test_two_machines_share_experts(machines: Machines, text: str) -> None:
             ("--ep-num-redundant-experts", "2"),
             "experts is 0 on rank 0 and 2 on rank 1",
         ),
+        (
+            GROUPS,
+            ("--page-size", "32"),
+            "--page-size is 16 on the engine of group 0 and 32 on rank 1",
+        ),
+        (
+            (),
+            GROUPS[:3],
+            "--dp-size with --enable-dp-attention is 1 on rank 0 and 2 on rank 1",
+        ),
     ],
 )
 def test_machines_that_do_not_fit(both: tuple[str, ...], differs: tuple[str, ...], said: str) -> None:
     """One error on each, and nothing is left."""
-    address, said = free_address(), f"{said}: all ranks need the same"
+    check_refused(both, differs, f"{said}: all ranks need the same")
+
+
+@pytest.mark.parametrize(
+    ("both", "said"),
+    [
+        (("--tp-size", "6"), "the model's 4 heads cannot be divided by it"),
+        ((*GROUPS, "--ep-num-redundant-experts", "1"), "--ep-size 2: 9 experts"),
+    ],
+)
+def test_sizes_that_do_not_divide(both: tuple[str, ...], said: str) -> None:
+    check_refused(both, (), said)
+
+
+def check_refused(both: tuple[str, ...], differs: tuple[str, ...], said: str) -> None:
+    """Both machines end with one error each and exit code 1. differs: options of node 1 alone."""
+    address = free_address()
     other, server = node(1, address, *both, *differs), node(0, address, *both)
     try:
-        for each, code in ((other, 1), (server, 2)):
-            check_ended(each, code)
+        for each in (other, server):
+            check_ended(each, 1)
             assert len([line for line in each.stderr if said in line]) == 1, each.stderr
+            assert not any("Traceback" in line for line in each.stderr), each.stderr
     finally:
         server.kill()
         other.kill()
 
 
-def test_a_machine_that_never_comes() -> None:
-    server = node(0, free_address(), "--dist-timeout", "3")
-    assert server.wait(60) == 2
-    [said] = [line for line in server.stderr if "waited 3 s for rank 1 at" in line]
+@pytest.mark.parametrize("options", [(), GROUPS])
+def test_a_machine_that_never_comes(options: tuple[str, ...]) -> None:
+    server = node(0, free_address(), "--dist-timeout", "5", *options)
+    check_ended(server, 1)
+    [said] = [line for line in server.stderr if "waited 5 s for rank 1 at" in line]
     assert "--dist-timeout" in said
-    until(lambda: server.session() == [])
+
+
+def test_node_0_never_comes() -> None:
+    other = node(1, free_address(), "--dist-timeout", "2")
+    check_ended(other, 1)
+    assert any("has found no rank 0" in line for line in other.stderr)
+
+
+def test_an_address_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = node(0, f"127.0.0.1:{taken.getsockname()[1]}", *GROUPS)
+        check_ended(server, 1)
+    [said] = [line for line in server.stderr if "is taken" in line]
+    assert "give another --dist-init-addr to every node" in said
 
 
 def test_torchrun(text: str) -> None:

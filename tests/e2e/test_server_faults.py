@@ -205,9 +205,9 @@ def test_second_interrupt_ends_at_once(start: StartServer) -> None:
 def test_start_that_fails(
     start: StartServer, options: tuple[str, ...], environment: dict[str, str], message: str
 ) -> None:
-    """One line, exit code 2, no restarts, nothing left."""
+    """One line, exit code 1, no restarts, nothing left."""
     server = start(*options, **environment)
-    check_ended(server, 2)
+    check_ended(server, 1)
     assert len(server.stderr) == 1
     assert server.stderr[0].startswith(message)
     assert server.stdout == []
@@ -219,7 +219,7 @@ def test_port_in_use(start: StartServer) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         server = start("--port", str(port))
-        check_ended(server, 2)
+        check_ended(server, 1)
     message = f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port"
     assert server.stderr == [f"nextn serve: error: {message}"]
 

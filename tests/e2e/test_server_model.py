@@ -130,7 +130,7 @@ def test_bad_checkpoints_are_one_line(tmp_path: Path) -> None:
     write_small_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(tiny_config(architectures=["OtherForCausalLM"])))
     server = serve(str(tmp_path))
-    assert server.wait(60) == 2
+    assert server.wait(60) == 1
     assert len(server.stderr) == 1
     assert "OtherForCausalLM" in server.stderr[0]
 

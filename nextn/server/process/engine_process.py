@@ -129,12 +129,11 @@ def run(
         engine = make(config) if place is None else make(config, place)
         agent = agent_of(engine, config, rank or 0)
     except Exception as e:
-        mistake = isinstance(e, (ValueError, OSError))
-        if not mistake:
+        if not isinstance(e, (ValueError, OSError)):  # no mistake of the user's
             traceback.print_exc()
-        link.send(Failed(str(e) or type(e).__name__, mistake))
+        link.send(Failed(str(e) or type(e).__name__))
         link.close()
-        sys.exit(2)
+        sys.exit(1)
     link.send(
         Ready(
             engine.vocab_size,

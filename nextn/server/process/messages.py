@@ -131,10 +131,9 @@ class Ready(msgspec.Struct, tag=True, array_like=True):
 
 
 class Failed(msgspec.Struct, tag=True, array_like=True):
-    """The engine could not be loaded. `mistake`: the configuration or the checkpoint is no good."""
+    """The engine could not be loaded."""
 
     message: str
-    mistake: bool
 
 
 class Rejected(msgspec.Struct, tag=True, array_like=True):

@@ -40,11 +40,7 @@ STOP_SECONDS = 2.0  # for an engine to end by itself; then it is killed
 
 
 class StartupError(Exception):
-    """The engine could not be started. `mistake`: the user's to mend, no traceback was printed."""
-
-    def __init__(self, message: str, mistake: bool) -> None:
-        super().__init__(message)
-        self.mistake = mistake
+    """The engine could not be started."""
 
 
 @contextlib.contextmanager
@@ -121,10 +117,10 @@ class EngineHandle:
             self.channel.deaf()
             first.cancel()  # unless it is done
         if not first.done() or first.cancelled():
-            raise StartupError(f"the engine process ended while starting ({self.how_it_ended()})", False)
+            raise StartupError(f"the engine process ended while starting ({self.how_it_ended()})")
         message = first.result()
         if isinstance(message, Failed):
-            raise StartupError(message.message, message.mistake)
+            raise StartupError(message.message)
         assert isinstance(message, Ready)
         self.listens = True
         return message
@@ -222,7 +218,7 @@ class Supervisor:
         if len(self.restarts) >= most:
             minutes = WINDOW_SECONDS / 60
             message = f"{self._they} ended again after {most} restarts in {minutes:.0f} minutes"
-            raise StartupError(f"{message} (--max-engine-restarts)", False)
+            raise StartupError(f"{message} (--max-engine-restarts)")
         self.restarts.append(now)
         for client in self.clients:
             client.metrics.restarts += 1

@@ -54,7 +54,7 @@ class Supervisors:
                         task.result()
                     except StartupError as e:
                         if not left:
-                            raise StartupError(f"{e}; the server ends", e.mistake) from e
+                            raise StartupError(f"{e}; the server ends") from e
                         log.error("replica %s stays down: %s; the others go on", rank, e)
         finally:
             await end(list(left))

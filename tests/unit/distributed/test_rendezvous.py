@@ -102,7 +102,8 @@ def test_a_rank_that_ends_while_others_are_waited_for_may_come_again() -> None:
     host = Host(ANY, 3, FACTS)
     answer = ThreadPoolExecutor(1).submit(host.meet, 30)
     with socket.create_connection(host.address) as early:
-        hello = {"kind": "work", "word": "early", "rank": 1, "facts": FACTS, "host": "127.0.0.1", "port": 1}
+        hello = {"kind": "work", "word": "early", "rank": 1, "name": "rank 1", "facts": FACTS}
+        hello |= {"host": "127.0.0.1", "port": 1}
         rendezvous._send(early, hello)
         until(lambda: 1 in host._ranks)
     found = [come(host, rank, 3) for rank in (1, 2)]

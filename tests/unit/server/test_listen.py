@@ -16,7 +16,6 @@ def test_a_host_that_is_not_here(host: str) -> None:
         listen(host, 0)
     assert "--port" not in str(error.value)
     assert "0.0.0.0" in str(error.value)
-    assert error.value.mistake
 
 
 def test_a_port_that_is_taken() -> None:

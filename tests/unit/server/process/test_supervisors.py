@@ -48,7 +48,7 @@ async def test_all_serve_when_all_are_ready() -> None:
 async def test_one_that_cannot_start() -> None:
     made = supervisors(2)
     with pytest.raises(StartupError, match="no good"):
-        await made.ready([[Handle()], [Handle(StartupError("no good", True))]])  # type: ignore[list-item]
+        await made.ready([[Handle()], [Handle(StartupError("no good"))]])  # type: ignore[list-item]
     assert all(client.ready is None for each in made.each for client in each.clients)
 
 
@@ -59,7 +59,7 @@ async def test_the_server_ends_with_the_last_one(caplog: pytest.LogCaptureFixtur
 
         async def keep(handle: object, i: int = i) -> None:
             await ends[i].wait()
-            raise StartupError(f"engine {i} ended again", False)
+            raise StartupError(f"engine {i} ended again")
 
         supervisor.keep = keep  # type: ignore[method-assign]
     keeping = asyncio.ensure_future(made.keep([[Handle()]] * 3))  # type: ignore[list-item]
