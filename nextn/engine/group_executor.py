@@ -25,9 +25,9 @@ from nextn.engine.group_gang import GroupGang
 from nextn.engine.group_messages import Count, Counted, Stepped
 from nextn.engine.page_data import PageData
 from nextn.engine.tensor_parallel import digest
+from nextn.engine.told import Told
 from nextn.expert_load import CountTable, ShardRows
 from nextn.scheduler.plan import Plan, StepResult
-from nextn.speculative.state import RequestState
 
 
 @dataclass
@@ -52,7 +52,7 @@ class GroupExecutor:
         """Raises what `make_runner` does, in any rank, and what `GroupGang` does."""
         self._compares = config.check_integrity
         self._gang = gang = GroupGang(config, group)
-        self._lock = threading.Lock()  # held from a question to its answer
+        self._lock = threading.Lock()  # held from a message to its answer, if it has one
         self._orderly = [True]
         loading = threading.Event()
         loading.set()
@@ -71,11 +71,11 @@ class GroupExecutor:
         self.pulse.expect(SILENT)
         loading.clear()
 
-    def add(self, state: RequestState) -> None:
-        self._send(state)
+    def add(self, state: Told) -> None:
+        self._tell(state)
 
     def drop(self, rid: str) -> None:
-        self._send(rid)
+        self._tell(rid)
 
     def launch(self, plan: Plan) -> Ran:
         with self._lock:
@@ -103,7 +103,7 @@ class GroupExecutor:
 
     def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
         """On every rank: each has the whole latent."""
-        self._send(PageData.of(pages, data))
+        self._tell(PageData.of(pages, data))
 
     def check(self) -> None:
         """Raises PeerGone where no step can run any more."""
@@ -120,15 +120,17 @@ class GroupExecutor:
         for i in range(1, len(self._gang.links)):
             assert self._receive(i) == own, f"{self._name(i)} found another result than {self._name(0)}"
 
+    def _tell(self, message: Told) -> None:
+        with self._lock:
+            self._send(message)
+
     def _ask(self, question: Count | list[int]) -> object:
         """Of the first rank."""
         with self._lock:
             self._send(question, 1)
             return self._receive(0)
 
-    def _send(
-        self, message: RequestState | str | Plan | PageData | Count | list[int], ranks: int | None = None
-    ) -> None:
+    def _send(self, message: Told | Plan | Count | list[int], ranks: int | None = None) -> None:
         """ranks: of this group the first ones; None: all."""
         self.check()
         data = dumps(message)

@@ -28,15 +28,14 @@ from nextn.engine.facts import facts
 from nextn.engine.gang import most_rows, pin_rank, threads_here, threads_of
 from nextn.engine.group_messages import Count, Counted, Stepped
 from nextn.engine.last_word import LastWord
-from nextn.engine.page_data import PageData
 from nextn.engine.process import read
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
 from nextn.engine.seat import Seat
 from nextn.engine.tensor_parallel import digest
+from nextn.engine.told import take
 from nextn.expert_load import CountTable
 from nextn.scheduler.plan import Plan, StepResult
-from nextn.speculative.state import RequestState
 
 log = logging.getLogger("nextn.engine")
 
@@ -142,13 +141,9 @@ class _Rank:
             if self._link not in ready:
                 continue
             message = receive(self._link)
-            if isinstance(message, RequestState):
-                runner.add(message)
-            elif isinstance(message, str):
-                runner.drop(message)
-            elif isinstance(message, PageData):
-                runner.write_pages(message.pages, message.tensor())
-            elif isinstance(message, list):
+            if take(runner, message):
+                continue
+            if isinstance(message, list):
                 send(self._link, read(runner, message))
             elif isinstance(message, Count):
                 send(self._link, counted(runner))

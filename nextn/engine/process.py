@@ -29,11 +29,12 @@ from nextn.engine.executor import ExecutorInfo
 from nextn.engine.page_data import PageData
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
+from nextn.engine.told import Told, take
 from nextn.scheduler.plan import Plan, StepResult
 from nextn.speculative.state import RequestState
 
 Found = TypeVar("Found")
-Message: TypeAlias = RequestState | str | Plan | PageData | list[int]  # a list: pages to be read
+Message: TypeAlias = Told | Plan | list[int]  # a list: pages to be read
 
 
 class ExecutorError(RuntimeError):
@@ -156,15 +157,12 @@ def _serve(config: EngineConfig, link: Connection) -> None:
     threading.Thread(target=_read, args=(link, messages), daemon=True).start()
     try:
         while (message := messages.get()) is not None:
-            if isinstance(message, RequestState):
-                runner.add(message)
-            elif isinstance(message, str):
-                runner.drop(message)
-            elif isinstance(message, PageData):
-                runner.write_pages(message.pages, message.tensor())
-            elif isinstance(message, list):
+            if take(runner, message):
+                continue
+            if isinstance(message, list):
                 link.send(read(runner, message))
             else:
+                assert isinstance(message, Plan)
                 link.send(runner.launch(message).result())
     except Exception:
         link.send(traceback.format_exc())

@@ -24,13 +24,12 @@ from nextn.engine import group_rank
 from nextn.engine.exit_codes import FAILED, LET_GO, LOST, REFUSED, says_why
 from nextn.engine.facts import facts
 from nextn.engine.gang import mesh_ranks, shared_ranks, threads_of
-from nextn.engine.page_data import PageData
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
 from nextn.engine.seat import Seat
 from nextn.engine.tensor_parallel import digest
+from nextn.engine.told import take
 from nextn.scheduler.plan import Plan
-from nextn.speculative.state import RequestState
 
 log = logging.getLogger("nextn.engine")
 
@@ -90,13 +89,9 @@ def run(
         send(link, runner.info)
         while True:
             message = receive(link)
-            if isinstance(message, RequestState):
-                runner.add(message)
-            elif isinstance(message, str):
-                runner.drop(message)
-            elif isinstance(message, PageData):
-                runner.write_pages(message.pages, message.tensor())
-            elif isinstance(message, Loaded):
+            if take(runner, message):
+                continue
+            if isinstance(message, Loaded):
                 pulse.expect(SILENT)
             elif isinstance(message, Plan):
                 result = runner.launch(message).result()

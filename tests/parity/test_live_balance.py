@@ -132,9 +132,9 @@ def test_nor_in_fp8_blocks(groups: int, each: int, shards: int) -> None:
 
 
 @pytest.mark.parametrize("spare", [0, 8])
-@pytest.mark.parametrize(("each", "shards"), [(2, 2), (4, 2), (4, 4)])
-def test_nor_on_several_machines(each: int, shards: int, spare: int) -> None:
-    check(of(INT8 if spare else {}), 1, each, shards, spare, None, apart=True)
+@pytest.mark.parametrize(("groups", "each", "shards"), [(1, 2, 2), (1, 4, 2), (1, 4, 4), (2, 2, 2)])
+def test_nor_on_several_machines(groups: int, each: int, shards: int, spare: int) -> None:
+    check(of(INT8 if spare else {}), groups, each, shards, spare, None, apart=True)
 
 
 def test_nor_with_little_room_for_experts_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nextn.config import EngineConfig
+from nextn.config import EngineConfig, usable_cores
 from nextn.server_config import GroupConfig, ServerConfig
 
 NODES: dict[str, Any] = {"nnodes": 2, "dist_init_addr": "a:5"}
@@ -49,7 +49,8 @@ def test_refused(options: dict[str, Any], message: str) -> None:
             {"tp_size": 4, "dp_size": 3},
             "--dp-size is 3: with --enable-dp-attention it must divide --tp-size, ",
         ),
-        ({"tp_size": 4, "dp_size": 2, **NODES}, "all groups are on one machine; leave out one of them"),
+        ({"tp_size": 4, "dp_size": 3, **NODES}, "it must divide --tp-size, which is 4, all groups'"),
+        ({"tp_size": 6, "dp_size": 3, **NODES, "nnodes": 4}, "--tp-size 6 must be a multiple of it"),
         (
             {"tp_size": 4, "dp_size": 2, "distributed_executor_backend": "ray"},
             "--enable-dp-attention with --dp-size 2: Ray does not place groups of ranks",
@@ -105,6 +106,18 @@ def test_allowed() -> None:
     alone = ServerConfig(tp_size=2, enable_dp_attention=True)
     alone.check()
     assert (alone.attention_dp, alone.of_replica()) == (1, alone)
+
+
+def test_ranks_of_groups_on_several_machines() -> None:
+    """Two machines, of three groups of two ranks: the second group's are on both."""
+    nodes: dict[str, Any] = {**NODES, "tp_size": 6, "dp_size": 3, "enable_dp_attention": True}
+    for node, own in enumerate((range(3), range(3, 6))):
+        whole = ServerConfig(**nodes, node_rank=node)
+        whole.check()
+        group = whole.of_replica()
+        group.check()
+        assert (group.own_ranks, whole.own_ranks, group.groups) == (own, own, 3)
+        assert group.threads == max(1, usable_cores() // 3)
 
 
 @given(st.integers(2, 8), st.integers(1, 8), st.integers(1, 64))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from nextn.cli.errors import CommandError
 from nextn.cli.options import add_model, add_options, parse
 from nextn.cli.parser import Parser, dashed
 from nextn.cli.translate import translate
@@ -281,10 +280,10 @@ def test_several_machines(words: str, size: int, nodes: int, rank: int, address:
 
 
 def test_xllms_groups() -> None:
-    """Its --dp_size is of attention. (On several machines they are refused.)"""
-    line = ["--nnodes=4", "--node_rank=1", "--master_node_addr=a:9", "--dp_size=2", "--ep_size=4"]
-    with pytest.raises(CommandError, match="--dp-size 2 and --nnodes 4: all groups are on one machine"):
-        read(*line)
+    """Its --dp_size is of attention."""
+    config, note = read("--nnodes=4", "--node_rank=1", "--master_node_addr=a:9", "--dp_size=2", "--ep_size=4")
+    assert (config.tp_size, config.nnodes, config.node_rank, config.ep_size) == (4, 4, 1, 4)
+    assert (config.attention_dp, config.of_replica().tp_size, note) == (2, 2, "")
 
 
 def test_one_machine_looks_for_nobody() -> None:

@@ -56,6 +56,25 @@ def test_rank_0_decides_on_halves(worlds: list[MeshWorld]) -> None:
     assert on_all(worlds, lambda world: (world.step(0), world.busy)) == [(0, False)] * RANKS
 
 
+def test_each_group_has_rows_of_its_own() -> None:
+    """Its first rank says how many. All go in halves where one of these wants it."""
+    placement, ranks = Placement.trivial(2, 4), mesh(RANKS)
+    worlds = [MeshWorld(ExpertShare(own.rank, RANKS, SHARDS, placement, 1), own, groups=2) for own in ranks]
+    for world in worlds:
+        world._struct.sent = 10**world.share.rank
+
+    def step(world: MeshWorld, wants: int) -> tuple[int, list[list[int]]]:
+        rows = (5, 3) if world.group == 0 else (0, 2)
+        return world.step(*rows, world.share.rank == wants), [list(w[:2]) for w in world._struct.rows]
+
+    assert [world.group for world in worlds] == [0, 0, 1, 1]
+    assert on_all(worlds, partial(step, wants=2)) == [(10, [[5, 0], [3, 2]])] * RANKS
+    assert on_all(worlds, partial(step, wants=3)) == [(10, [[8, 2], [0, 0]])] * RANKS
+    assert [world.sent_by_group for world in worlds] == [11, 11, 1100, 1100]
+    for own in ranks:
+        own.close()
+
+
 def test_what_all_give(worlds: list[MeshWorld]) -> None:
     def exchanged(world: MeshWorld) -> bool:
         exchange, want = Exchange(world, 64), np.arange(RANKS)[:, None] + [[0, 10]]

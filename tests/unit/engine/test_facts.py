@@ -11,6 +11,7 @@ from support.native_kernels import built_levels
 
 from nextn.config import EngineConfig, model_folder
 from nextn.engine.facts import digest, facts
+from nextn.server_config import ServerConfig
 
 CONFIG = EngineConfig(tp_size=2, nnodes=2, dist_init_addr="127.0.0.1:5000")
 
@@ -25,6 +26,12 @@ def test_what_may_not(change: dict[str, int]) -> None:
     (name,) = change
     ours, theirs = facts(CONFIG), facts(replace(CONFIG, **change))  # type: ignore[arg-type]
     assert {key for key in ours if ours[key] != theirs[key]} == {"--" + name.replace("_", "-")}
+
+
+def test_groups_are_told_from_ranks_of_one() -> None:
+    one = ServerConfig(tp_size=4, nnodes=2, dist_init_addr="127.0.0.1:5000", threads=1)
+    two = replace(one, dp_size=2, enable_dp_attention=True).of_replica()
+    assert facts(one).items() - facts(two).items() == {("--dp-size with --enable-dp-attention", "1")}
 
 
 def test_the_level_of_the_kernels_is_what_counts() -> None:
