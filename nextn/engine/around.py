@@ -39,6 +39,9 @@ class Around:
     def check(self) -> None:
         self._own.check()
 
+    def refuse(self, reason: str) -> None:
+        self._own.refuse(reason)
+
     def expert_counts(self) -> ExpertCounts | None:
         return self._own.expert_counts()
 

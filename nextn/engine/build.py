@@ -83,6 +83,14 @@ def _make_executor(config: EngineConfig, seat: Seat | None) -> Runner | TensorPa
 def build(config: EngineConfig, make_executor: Callable[[EngineConfig], Executor] = make_executor) -> Built:
     """Raises what `make_executor` does."""
     executor = make_executor(config)
+    try:
+        return _built(config, executor)
+    except Exception as e:
+        executor.refuse(str(e))
+        raise
+
+
+def _built(config: EngineConfig, executor: Executor) -> Built:
     info = executor.info
     speculation = config.speculation.on(info.nextn_layers)
     context = min(config.context_length or info.max_positions, info.max_positions)

@@ -126,6 +126,9 @@ class Executor(States, Protocol):
     def check(self) -> None:
         """Raises what `launch` would where no step can run any more."""
 
+    def refuse(self, reason: str) -> None:
+        """The engine cannot be, for that reason: ranks on other machines are not to come again."""
+
 
 class Ran(NamedTuple):
     """The ticket of a step that has run."""

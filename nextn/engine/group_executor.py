@@ -111,6 +111,10 @@ class GroupExecutor:
             self._orderly[0] = False  # other engines take the place of these
             raise PeerGone(self._gang.reason)
 
+    def refuse(self, reason: str) -> None:
+        self._orderly[0] = False
+        self._gang.refuse(reason)
+
     def leave(self) -> None:
         """See `Wakes`."""
         self.close()

@@ -95,11 +95,18 @@ class GroupGang:
                 if self.reason and not ready:  # all that was said has been read
                     raise PeerGone(self.reason)
         except Exception as e:
-            self.say(Ended(f"the engines do not start: {e}"))
+            self.refuse(str(e))
             raise
         for word in self._words.values():
             with contextlib.suppress(*GONE):  # the next step will tell
                 send(word, Loaded())
+
+    def refuse(self, reason: str) -> None:
+        """The engines cannot be. Every one finds that, and group 0's says it."""
+        if self.group:
+            time.sleep(SAID)
+        else:
+            self.say(Ended(f"the engine does not start: {reason}"))
 
     def _read_loaded(self, link: Connection, member: int) -> None:
         try:
@@ -127,17 +134,15 @@ class GroupGang:
             if not self.reason:
                 self.reason = reason
                 self._orderly = self._left()
-                if self._orderly:
-                    self.say(Ended())
-                else:
+                if not self._orderly:
                     log.critical("%s: this engine can run no more steps", reason)
+                elif self.group == 0:
+                    self.say(Ended())
             return self._orderly
 
     def _left(self) -> bool:
-        """Has another engine ended in good order? Only that of group 0 hears it."""
-        if self.group:
-            return False
-        others = [self._words[member] for member in range(1, self.members.groups)]
+        """Has another engine ended in good order? That of group 0 hears it of all, these of that one."""
+        others = [word for member, word in self._words.items() if member not in self.members.ranks]
         for word in connection.wait(others, LEFT):
             assert isinstance(word, Connection)
             with contextlib.suppress(*GONE):

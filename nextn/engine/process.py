@@ -90,6 +90,9 @@ class ProcessExecutor:
         if self.process.exitcode is not None:
             raise self._gone()
 
+    def refuse(self, reason: str) -> None:
+        pass
+
     def expert_counts(self) -> None:
         """They are in the other process."""
 

@@ -90,6 +90,9 @@ class Runner:
     def check(self) -> None:
         pass
 
+    def refuse(self, reason: str) -> None:
+        pass
+
     @property
     def waited(self) -> float:
         return 0.0 if self.world is None else self.world.waited

@@ -77,7 +77,7 @@ class TensorParallelExecutor:
                     raise made
         except BaseException as e:
             refusal = self._refusal() if isinstance(e, PeerGone) else None
-            self._last[0] = Ended(f"the engine does not start: {refusal or e}")
+            self._last[0] = _refused(refusal or e)
             self.close()
             if refusal is not None:
                 raise refusal from e
@@ -138,6 +138,10 @@ class TensorParallelExecutor:
         """Raises PeerGone where no step can run any more."""
         self._ranks.check()
 
+    def refuse(self, reason: str) -> None:
+        self._last[0] = _refused(reason)
+        self.close()  # now: a supervisor that hears of it ends this process
+
     def _compare(self, result: StepResult) -> None:
         own = digest(result)
         for rank in range(1, self._ranks.size):
@@ -190,6 +194,10 @@ class TensorParallelExecutor:
                 log.critical("rank 0's GPU waits for it without end: this process ends")
                 os._exit(1)
             time.sleep(0.05)
+
+
+def _refused(reason: object) -> Ended:
+    return Ended(f"the engine does not start: {reason}")
 
 
 # In threads, which must not keep an executor that nobody else needs.
