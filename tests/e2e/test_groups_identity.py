@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support.groups import AnyTime, AtOnce, Found, Groups, Job, config
 from support.native_kernels import built_levels
-from support.nodes import free_address, ranks_of_another_node
+from support.nodes import free_address, ranks_of_other_nodes
 
 from nextn.bench.prompts import heldout_prompts
 from nextn.config import EMBEDDED, model_folder
@@ -122,21 +122,22 @@ def test_as_on_one_device(
     compare(alone, options(groups, each, shards, drafts, schedule), drafts, schedule)
 
 
-# A group on each of two machines, of one rank or two; spare experts, which move.
+# On machines: a group on each; two on each; each group on two machines. Spare experts, which move.
 ON_NODES = [
     (2, 1, 2, "off", "retracted", {}), (2, 1, 1, "auto", "whole", {"overlap_schedule": "on"}),
-    (2, 2, 2, "tree", "chunks", {}),
+    (4, 1, 4, "auto", "chunks", {}), (2, 2, 2, "tree", "chunks", {"nnodes": 4}),
     (2, 1, 2, "chain", "chunks", {"ep_num_redundant_experts": 2, "enable_eplb": True,
                                   "eplb_rebalance_num_iterations": 4, "enable_two_batch_overlap": True}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("groups", "each", "shards", "drafts", "schedule", "more"), ON_NODES)
-def test_on_two_nodes(
+def test_on_several_nodes(
     alone: Any, groups: int, each: int, shards: int, drafts: str, schedule: str, more: dict[str, Any]
 ) -> None:
-    given = options(groups, each, shards, drafts, schedule, nnodes=2, dist_init_addr=free_address(), **more)
-    with ranks_of_another_node(given):
+    more = {"nnodes": 2, "dist_init_addr": free_address(), **more}
+    given = options(groups, each, shards, drafts, schedule, **more)
+    with ranks_of_other_nodes(given):
         compare(alone, given, drafts, schedule)
 
 

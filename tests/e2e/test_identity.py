@@ -13,7 +13,7 @@ import functools
 import random
 
 import pytest
-from support.nodes import free_address, ranks_of_another_node
+from support.nodes import free_address, ranks_of_other_nodes
 
 from nextn import llm as module
 from nextn.bench.prompts import heldout_prompts
@@ -280,7 +280,7 @@ def test_on_two_nodes(plain, backend, drafts, chunk, cache, experts, monkeypatch
         **experts,
     }  # fmt: skip
     run = with_retractions if cache == "retracted" else lambda *work: shown(work[0].generate(*work[1:]))
-    with ranks_of_another_node(engine_config(options)):
+    with ranks_of_other_nodes(engine_config(options)):
         llm = LLM(**options)
         assert run(llm, *work(llm)) == plain
         llm.engine._executor.close()

@@ -17,14 +17,17 @@ from nextn.engine.node import run_node
 
 
 @contextlib.contextmanager
-def ranks_of_another_node(config: EngineConfig) -> Iterator[None]:
-    """Those of node 1 of two, as on a second machine, until they are let go."""
-    there = replace(config, node_rank=1, dist_timeout=60.0)
-    other = threading.Thread(target=run_node, args=(there,), name="node 1", daemon=True)
-    other.start()
+def ranks_of_other_nodes(config: EngineConfig) -> Iterator[None]:
+    """Those of all nodes but the first, as on other machines, until they are let go."""
+    others = []
+    for node in range(1, config.nnodes):
+        there = replace(config, node_rank=node, dist_timeout=60.0)
+        others.append(threading.Thread(target=run_node, args=(there,), name=f"node {node}", daemon=True))
+        others[-1].start()
     yield
-    other.join(60)
-    assert not other.is_alive(), "it was not let go"
+    for other in others:
+        other.join(60)
+        assert not other.is_alive(), f"{other.name} was not let go"
 
 
 class Machines(NamedTuple):

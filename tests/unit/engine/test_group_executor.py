@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.groups import AtOnce, Groups, Job, config
 from support.native_kernels import built_levels
-from support.nodes import free_address, ranks_of_another_node
+from support.nodes import free_address, ranks_of_other_nodes
 
 from nextn.engine.group_executor import GroupExecutor
 from nextn.request import SamplingParams
@@ -26,7 +26,7 @@ JOB = Job("a", [5, 6, 7, 8, 9], SamplingParams(max_tokens=12, temperature=0, ign
 def far() -> Iterator[Groups]:
     """Two groups of a rank, the second one's on another machine, after a job of it."""
     given = config(2, 1, 2, nnodes=2, dist_init_addr=free_address(), **OPTIONS)
-    with ranks_of_another_node(given), Groups(given) as groups:
+    with ranks_of_other_nodes(given), Groups(given) as groups:
         groups.serve([AtOnce([]), AtOnce([JOB])])
         yield groups
 
