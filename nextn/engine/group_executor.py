@@ -105,6 +105,9 @@ class GroupExecutor:
         """On every rank: each has the whole latent."""
         self._tell(PageData.of(pages, data))
 
+    def page_memory(self) -> None:
+        """It is in other processes, and what is written has to reach every rank."""
+
     def check(self) -> None:
         """Raises PeerGone where no step can run any more."""
         if self._gang.reason:
