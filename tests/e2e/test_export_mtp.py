@@ -65,5 +65,5 @@ def test_same_texts_and_acceptance(servers: list[ServerProcess]) -> None:
 
 def test_without_the_folder_the_option_is_named(target: Path) -> None:
     server = serve(target)
-    assert server.wait() == 2
+    assert server.wait() == 1
     assert "has no NextN layer to draft with; use --speculative-draft-model-path" in server.stderr[-1]

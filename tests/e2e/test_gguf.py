@@ -59,7 +59,7 @@ def test_commands_name_the_file_that_is_none(tmp_path: Path, capfd: pytest.Captu
         ["token-map", "--model-path", str(file), "--output", str(tmp_path / "map"), str(corpus)],
         ["export-mtp", "--input-dir", str(file), "--output-dir", str(tmp_path / "out")],
     ):
-        assert main(words) == 2, words
+        assert main(words) == (1 if words[0] == "serve" else 2), words
         said = capfd.readouterr().err
         assert f"error: {file}: it is not a GGUF file: it begins with b'no m'" in said, words
         assert "Traceback" not in said

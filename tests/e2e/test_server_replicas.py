@@ -208,5 +208,5 @@ def test_a_server_ends_with_all_its_engines(start: StartServer) -> None:
 
 def test_one_that_cannot_start_ends_the_start(start: StartServer) -> None:
     server = start(*TWO, SCRIPT_FAIL="load")
-    check_ended(server, 2)
+    check_ended(server, 1)
     assert server.stderr == ["nextn serve: error: the checkpoint is no good"]
