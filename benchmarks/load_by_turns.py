@@ -4,8 +4,10 @@
                                        [--cpu-isa avx2] [--threads 2]
 
 Three engines in one process: automatic depth, no drafts, two drafts. Each goes through all of it, in turns of
-some 60 ms with the others, so that a busy neighbour slows all alike. Seconds are an engine's own. A load's
-first requests are those that go on from the load before; the others are aborted. Texts end and others begin.
+some 60 ms with the others, so that a busy neighbour slows all alike. The order of a round is drawn anew: an
+engine whose turn follows its own last one finds its caches warm, and all must have that equally often.
+Seconds are an engine's own. A load's first requests are those that go on from the load before; the others are
+aborted. Texts end and others begin.
 
 Claim: at both loads, tokens/s with automatic depth are at least 0.97 of the better of no and two drafts: the
 median over the times that the load came. It also shows how long after a change automatic depth went on
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import random
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
@@ -47,15 +50,15 @@ def run_phase(sides: Sequence[Side], concurrency: int, seed: int, seconds: float
         side.load(concurrency, seed, keep=concurrency)
     tokens, took = dict.fromkeys([s.name for s in sides], 0), dict.fromkeys([s.name for s in sides], 0.0)
     drafting: dict[str, list[tuple[float, bool]]] = {name: [] for name in tokens}
-    order = list(sides)
+    order, rng = list(sides), random.Random(seed)
     while min(took.values()) < seconds:
+        rng.shuffle(order)
         for side in order:
             turn = side.turn()
             tokens[side.name] += turn.tokens
             took[side.name] += turn.seconds
             if (auto := side.engine.stats().auto) is not None:
                 drafting[side.name].append((took[side.name], auto.drafting))
-        order.reverse()
     return {name: Phase(tokens[name], took[name], drafting[name]) for name in tokens}
 
 
