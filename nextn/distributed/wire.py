@@ -12,7 +12,10 @@ import os
 import pickle
 import socket
 import sys
+import time
+from collections.abc import Iterable
 from functools import cache
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -68,6 +71,23 @@ def send(link: Connection, message: object) -> None:
 def receive(link: Connection) -> Any:
     """Raises EOFError or OSError where the other end is closed."""
     return loads(link.recv_bytes())
+
+
+def send_last(links: Iterable[Connection], message: object, seconds: float) -> None:
+    """To all, and waits until they have read it and closed their ends, at most so long: else some might see
+    only that the others are gone. What they send until then is dropped."""
+    left = set[Connection]()
+    for link in links:
+        with contextlib.suppress(*GONE):
+            send(link, message)
+            left.add(link)
+    until = time.monotonic() + seconds
+    while left and (rest := until - time.monotonic()) > 0:
+        for link in left.intersection(connection.wait(left, rest)):
+            try:
+                link.recv_bytes()
+            except GONE:
+                left.remove(link)
 
 
 def cut(link: Connection | socket.socket) -> None:

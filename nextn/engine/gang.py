@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import socket
-import time
-from multiprocessing import connection
+from collections.abc import Mapping
+from functools import partial
 from multiprocessing.connection import Connection
 
 from nextn.config import EngineConfig, usable_cores
@@ -24,7 +24,7 @@ from nextn.distributed.ranks import Ranks
 from nextn.distributed.ray_ranks import RayRanks
 from nextn.distributed.rendezvous import Host, Met
 from nextn.distributed.shared import SharedRanks
-from nextn.distributed.wire import GONE, Ended, cut, send
+from nextn.distributed.wire import Ended, cut, send_last
 from nextn.draft import MAX_DRAFTS, draft_window
 from nextn.engine.device import engine_device
 from nextn.engine.facts import facts
@@ -70,7 +70,7 @@ class Gang:
             Host(config.rank_0, config.tp_size, facts(config), config.nnodes - 1)
         ) as host:
             start(config, None, self.processes)
-            met = host.meet(config.dist_timeout, self._check)
+            met = host.meet(config.dist_timeout, partial(check_processes, self.processes))
         return self._meshed(config, met)
 
     def _placed(self, ray: RayRanks) -> Ranks:
@@ -91,13 +91,6 @@ class Gang:
         self._mesh, self._nodes = mesh_ranks(config, 0, met), met.nodes
         return self._mesh
 
-    def _check(self) -> None:
-        for rank, process in self.processes.items():
-            if process.ended:
-                raise PeerGone(
-                    f"rank {rank} has ended ({process.how_it_ended()}) while others were waited for"
-                )
-
     def kill(self) -> None:
         """All, at once: those of other machines end when their links do."""
         for process in self.processes.values():
@@ -112,7 +105,7 @@ class Gang:
         """last: None where the ranks of other machines are to come again."""
         if self._mesh is not None:
             if last is not None:
-                self._say(last)
+                send_last(self.links, last, HEARD_SECONDS)
             for link in self.links:
                 link.close()
             self._mesh.close()
@@ -127,22 +120,12 @@ class Gang:
         if self._listener is not None:  # where nobody has taken it
             self._listener.close()
 
-    def _say(self, last: Ended) -> None:
-        """Waits a moment until all have read it, and closed their ends: else some might see only that the
-        others are gone."""
-        left, until = list(self.links), time.monotonic() + HEARD_SECONDS
-        for link in self.links:
-            try:
-                send(link, last)
-            except GONE:
-                left.remove(link)
-        while left and (seconds := until - time.monotonic()) > 0:
-            ready = connection.wait(left, seconds)
-            for link in [each for each in left if each in ready]:
-                try:
-                    link.recv_bytes()  # a digest that nobody wanted
-                except GONE:
-                    left.remove(link)
+
+def check_processes(processes: Mapping[int, RankProcess]) -> None:
+    """While others are waited for. Raises PeerGone where one has ended."""
+    for rank, process in processes.items():
+        if process.ended:
+            raise PeerGone(f"rank {rank} has ended ({process.how_it_ended()}) while others were waited for")
 
 
 def start(

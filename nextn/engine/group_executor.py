@@ -24,8 +24,8 @@ from nextn.engine.executor import ExecutorInfo, ExpertCounts, Ran
 from nextn.engine.group_gang import GroupGang
 from nextn.engine.group_messages import Count, Counted, Stepped
 from nextn.engine.page_data import PageData
+from nextn.engine.state_messages import StateMessage
 from nextn.engine.tensor_parallel import digest
-from nextn.engine.told import Told
 from nextn.expert_load import CountTable, ShardRows
 from nextn.scheduler.plan import Plan, StepResult
 
@@ -71,7 +71,7 @@ class GroupExecutor:
         self.pulse.expect(SILENT)
         loading.clear()
 
-    def add(self, state: Told) -> None:
+    def add(self, state: StateMessage) -> None:
         self._tell(state)
 
     def drop(self, rid: str) -> None:
@@ -127,7 +127,7 @@ class GroupExecutor:
         for i in range(1, len(self._gang.links)):
             assert self._receive(i) == own, f"{self._name(i)} found another result than {self._name(0)}"
 
-    def _tell(self, message: Told) -> None:
+    def _tell(self, message: StateMessage) -> None:
         with self._lock:
             self._send(message)
 
@@ -137,7 +137,7 @@ class GroupExecutor:
             self._send(question, 1)
             return self._receive(0)
 
-    def _send(self, message: Told | Plan | Count | list[int], ranks: int | None = None) -> None:
+    def _send(self, message: StateMessage | Plan | Count | list[int], ranks: int | None = None) -> None:
         """ranks: of this group the first ones; None: all."""
         self.check()
         data = dumps(message)

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 
@@ -20,9 +21,9 @@ from nextn.distributed.members import Members
 from nextn.distributed.process import RankProcess
 from nextn.distributed.rendezvous import Host, Met
 from nextn.distributed.signs import Signs
-from nextn.distributed.wire import GONE, Ended, Loaded, receive, send
+from nextn.distributed.wire import GONE, Ended, Loaded, receive, send, send_last
 from nextn.engine.facts import facts
-from nextn.engine.gang import HEARD_SECONDS, start
+from nextn.engine.gang import HEARD_SECONDS, check_processes, start
 
 log = logging.getLogger("nextn.engine")
 
@@ -58,7 +59,7 @@ class GroupGang:
                 Host(config.rank_0, members.size, facts(config), others, members.name)
             ) as host:
                 start(config, None, self.processes)
-                return host.meet(config.dist_timeout, self._check)
+                return host.meet(config.dist_timeout, partial(check_processes, self.processes))
         except BaseException:
             self._end_processes()
             raise
@@ -72,13 +73,6 @@ class GroupGang:
         except (rendezvous.Refused, OSError) as e:
             time.sleep(SAID)
             raise ValueError(str(e)) from e
-
-    def _check(self) -> None:
-        for rank, process in self.processes.items():
-            if process.ended:
-                raise PeerGone(
-                    f"rank {rank} has ended ({process.how_it_ended()}) while others were waited for"
-                )
 
     def wait_until_loaded(self) -> None:
         """Raises what a rank has raised while it loaded, and PeerGone."""
@@ -129,7 +123,7 @@ class GroupGang:
 
     def gone(self, reason: str) -> bool:
         """A process is gone, or does not answer. Is that because another engine has ended in good order? Then
-        all ranks have been told to end, too; else they come again."""
+        all ranks are to end, too; else they come again."""
         with self._lost:
             if not self.reason:
                 self.reason = reason
@@ -152,20 +146,13 @@ class GroupGang:
 
     def say(self, last: Ended) -> None:
         """To all others, and waits a moment until the ranks have read it and ended."""
-        left: list[Connection] = []
+        engines, ranks = list[Connection](), list[Connection]()
         for member, word in self._words.items():
+            (ranks if member in self.members.ranks else engines).append(word)
+        for word in engines:
             with contextlib.suppress(*GONE):
                 send(word, last)
-                if member in self.members.ranks:
-                    left.append(word)
-        until = time.monotonic() + HEARD_SECONDS
-        while left and (seconds := until - time.monotonic()) > 0:
-            for each in connection.wait(left, seconds):
-                assert isinstance(each, Connection)
-                try:
-                    each.recv_bytes()
-                except GONE:
-                    left.remove(each)
+        send_last(ranks, last, HEARD_SECONDS)
 
     def close(self) -> None:
         _close(self.links)

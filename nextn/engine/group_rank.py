@@ -22,7 +22,7 @@ from nextn.distributed.mesh import MeshRanks
 from nextn.distributed.pulse import LOADING, SILENT, Pulse
 from nextn.distributed.signs import Signs
 from nextn.distributed.wire import GONE, Loaded, receive, send
-from nextn.engine.exit_codes import FAILED, LOST, REFUSED, says_why
+from nextn.engine.exit_codes import FAILED, LOST, REFUSED, load_error, not_met, says_why
 from nextn.engine.expert_recorder import ShardWindow
 from nextn.engine.facts import facts
 from nextn.engine.gang import most_rows, pin_rank, threads_here, threads_of
@@ -32,8 +32,8 @@ from nextn.engine.process import read
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
 from nextn.engine.seat import Seat
+from nextn.engine.state_messages import apply
 from nextn.engine.tensor_parallel import digest
-from nextn.engine.told import take
 from nextn.expert_load import CountTable
 from nextn.scheduler.plan import Plan, StepResult
 
@@ -53,9 +53,7 @@ def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> 
             config.rank_0, own, members.size, facts(config), config.dist_timeout, members.name
         )
     except (rendezvous.Refused, TimeoutError, ValueError) as e:
-        if config.node_rank or not isinstance(e, rendezvous.Refused):  # on node 0 its engine says it
-            log.critical("%s", e)
-        return REFUSED
+        return not_met(config, e)
     except OSError as e:
         log.warning("node 0 has ended while others were waited for (%s)", e)
         return LOST
@@ -108,19 +106,14 @@ class _Rank:
         return self._heard(LAST_WORD)
 
     def _made(self, ranks: MeshRanks | None, seat: Seat) -> Runner | None:
-        """None where there can be none: group 0's engine has been told why, and so is this machine.
+        """None where there can be none: group 0's engine knows why, and so does this machine.
         Raises PeerGone."""
         try:
             runner = make_runner(self._config, ranks, seat)
         except PeerGone:
             raise
         except Exception as e:
-            mistake = isinstance(e, (ValueError, OSError))
-            if not mistake:
-                traceback.print_exc()
-            elif says_why(self._config, self._everyone.rank):
-                log.critical("%s", e)
-            error = ValueError(str(e)) if mistake else RuntimeError(f"rank {self._everyone.rank}: {e!r}")
+            error = load_error(self._config, self._everyone.rank, e)
             with contextlib.suppress(*GONE):  # it may have heard the same of another one, and ended
                 send(self._word.link, error)
             self._word.take(LAST_WORD)
@@ -141,7 +134,7 @@ class _Rank:
             if self._link not in ready:
                 continue
             message = receive(self._link)
-            if take(runner, message):
+            if apply(runner, message):
                 continue
             if isinstance(message, list):
                 send(self._link, read(runner, message))

@@ -227,8 +227,9 @@ def quantize_format(config: EngineConfig) -> Format | None:
 
 
 def reads_fp8(kernels: str, device: torch.device) -> bool:
-    """Do these kernels compute from e4m3 blocks on this device? Older ones cannot convert e4m3."""
-    return kernels == "cpu" or (kernels == "triton" and torch.cuda.get_device_capability(device) >= (8, 9))
+    """Of those that are not the CPU's: do they compute from e4m3 blocks on this device? Older GPUs cannot
+    convert e4m3."""
+    return kernels == "triton" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _value_bytes(

@@ -29,12 +29,12 @@ from nextn.engine.executor import ExecutorInfo
 from nextn.engine.page_data import PageData
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
-from nextn.engine.told import Told, take
+from nextn.engine.state_messages import StateMessage, apply
 from nextn.scheduler.plan import Plan, StepResult
 from nextn.speculative.state import RequestState
 
 Found = TypeVar("Found")
-Message: TypeAlias = Told | Plan | list[int]  # a list: pages to be read
+Message: TypeAlias = StateMessage | Plan | list[int]  # a list: pages to be read
 
 
 class ExecutorError(RuntimeError):
@@ -160,7 +160,7 @@ def _serve(config: EngineConfig, link: Connection) -> None:
     threading.Thread(target=_read, args=(link, messages), daemon=True).start()
     try:
         while (message := messages.get()) is not None:
-            if take(runner, message):
+            if apply(runner, message):
                 continue
             if isinstance(message, list):
                 link.send(read(runner, message))

@@ -21,14 +21,14 @@ from nextn.distributed.pulse import LOADING, SILENT, Pulse
 from nextn.distributed.ranks import Ranks
 from nextn.distributed.wire import GONE, Ended, Loaded, receive, send
 from nextn.engine import group_rank
-from nextn.engine.exit_codes import FAILED, LET_GO, LOST, REFUSED, says_why
+from nextn.engine.exit_codes import FAILED, LET_GO, LOST, REFUSED, load_error, not_met, says_why
 from nextn.engine.facts import facts
 from nextn.engine.gang import mesh_ranks, shared_ranks, threads_of
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
 from nextn.engine.seat import Seat
+from nextn.engine.state_messages import apply
 from nextn.engine.tensor_parallel import digest
-from nextn.engine.told import take
 from nextn.scheduler.plan import Plan
 
 log = logging.getLogger("nextn.engine")
@@ -59,9 +59,7 @@ def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> 
     try:
         met = rendezvous.join(config.rank_0, rank, config.tp_size, facts(config), config.dist_timeout)
     except (rendezvous.Refused, TimeoutError, ValueError) as e:
-        if config.node_rank or not isinstance(e, rendezvous.Refused):  # on node 0 rank 0 says it
-            log.critical("%s", e)
-        return REFUSED
+        return not_met(config, e)
     except OSError as e:
         log.warning("rank 0 has ended while others were waited for (%s)", e)
         return LOST
@@ -89,7 +87,7 @@ def run(
         send(link, runner.info)
         while True:
             message = receive(link)
-            if take(runner, message):
+            if apply(runner, message):
                 continue
             if isinstance(message, Loaded):
                 pulse.expect(SILENT)
@@ -109,19 +107,15 @@ def run(
 
 
 def _made(config: EngineConfig, link: Connection, ranks: Ranks, seat: Seat | None) -> Runner | None:
-    """None where there can be none: rank 0 has been told why, and this machine. Raises PeerGone."""
+    """None where there can be none: rank 0 knows why, and this machine. Raises PeerGone."""
     try:
         return make_runner(config, ranks, seat)
     except PeerGone:
         raise
     except Exception as e:
-        mistake = isinstance(e, (ValueError, OSError))
-        if not mistake:
-            traceback.print_exc()
-        elif says_why(config, ranks.rank):
-            log.critical("%s", e)
+        error = load_error(config, ranks.rank, e)
         with contextlib.suppress(*GONE):  # rank 0 may have found the same and ended
-            send(link, ValueError(str(e)) if mistake else RuntimeError(f"rank {ranks.rank}: {e!r}"))
+            send(link, error)
         return None
 
 

@@ -1,4 +1,4 @@
-"""What ranks and processes of an executor are told between steps, and answer nothing to."""
+"""Changes of a runner's state that reach it from another process, between steps. They have no answer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from nextn.engine.page_data import PageData
 from nextn.engine.runner import Runner
 from nextn.speculative.state import RequestState
 
-Told: TypeAlias = RequestState | str | PageData  # see `States`: a string is dropped; and `write_pages`
+# A request to add, the id of one to drop (see `States`), and pages to write.
+StateMessage: TypeAlias = RequestState | str | PageData
 
 
-def take(runner: Runner, message: object) -> bool:
-    """False: it is something else."""
+def apply(runner: Runner, message: object) -> bool:
+    """False: it is another message."""
     if isinstance(message, RequestState):
         runner.add(message)
     elif isinstance(message, str):
