@@ -19,7 +19,7 @@ from nextn.cutoff import NO_GUESS
 from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
 from nextn.engine.executor import Ticket
 from nextn.engine.runner import Runner
-from nextn.models.graphs import bucket
+from nextn.models.graphs import bucket, most_positions
 from nextn.ops.base import align
 from nextn.sampling.row_draws import Choosing
 from nextn.scheduler.plan import Plan, SpanPlan, SpanResult, StepResult
@@ -33,7 +33,6 @@ from nextn.speculative.verifier import NO_CHOICE
 from nextn.speculative.work import StepWork
 from nextn.trace import TRACE
 
-LEAST_LONGEST = 9  # as a power of two
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, MAX_DRAFTS)
 
 
@@ -197,8 +196,7 @@ def make_shape(
     total = bucket(max(rows, requests))
     if total is None:
         return None
-    power = max(LEAST_LONGEST, (longest - 1).bit_length())
-    return StepShape(requests, align(total, row_align), drafting, choosing, 1 << power)
+    return StepShape(requests, align(total, row_align), drafting, choosing, most_positions(longest))
 
 
 def _result(ticket: DeviceTicket) -> StepResult:

@@ -17,12 +17,23 @@ from nextn.layers.batch import Batch, PackedBatch, packed_size
 # kernel: their kernels take longer than launching them.
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
+POSITIONS = 512  # that rows of a graph see, at least
+
 Pass = Callable[[Batch, Tensor | None], Tensor]  # hidden states in -> out
 
 
 def bucket(rows: int) -> int | None:
     """Rows with padding. bucket(5) == 6, bucket(513) is None."""
     return next((b for b in BUCKETS if b >= rows), None)
+
+
+def most_positions(longest: int) -> int:
+    """What a graph is captured for whose rows see at most so many positions. Few graphs differ in it: a
+    capture amid requests holds them all up. most_positions(513) == 2048."""
+    most = POSITIONS
+    while most < longest:
+        most *= 4
+    return most
 
 
 class Graphs:
@@ -44,8 +55,7 @@ class Graphs:
             self.numbers[: batch.rows].copy_(batch.tokens)
         if hidden is not None:
             self.hidden[: batch.rows].copy_(hidden)
-        # A power of two, so that few graphs differ.
-        longest = 1 << max(9, (batch.longest - 1).bit_length())
+        longest = most_positions(batch.longest)
         key = kind, batch.total, longest
         out = self._outs.get(kind)
         if out is None:

@@ -29,6 +29,7 @@ from nextn.layers.batch import PackedBatch, Span
 from nextn.ops.base import Mixture
 from nextn.ops.fp8 import Fp8Matrix
 from nextn.ops.triton import attention as attention_kernels
+from nextn.ops.triton import early
 from nextn.ops.triton.ops import TritonOps
 
 OPS = TritonOps()
@@ -50,6 +51,7 @@ class Compiled:
     # kernels of bf16 that multiply matrices or put parts of sums together.
     instructions: str
     layouts: str  # of what the matrix units compute; the order of sums over it follows from these
+    inputs: str  # that follow one another in a thread, of what mma multiplies; so does it from these
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ def compiled(capability: int, calls: Callable[[], Calls]) -> Iterator[Compiled]:
 
     JITFunction.run = compile_only
     room, attention_kernels.shared_memory = attention_kernels.shared_memory, lambda _: SHARED[capability]
+    there, early.supported = early.supported, lambda _: capability >= 90
     seen: set[str] = set()
     try:
         case, left = ("", 0), calls()
@@ -126,7 +129,7 @@ def compiled(capability: int, calls: Callable[[], Calls]) -> Iterator[Compiled]:
                 return
             case = after
     finally:
-        JITFunction.run, attention_kernels.shared_memory = run, room
+        JITFunction.run, attention_kernels.shared_memory, early.supported = run, room, there
 
 
 def _measured(name: str, kernel: Any, model: str, rows: int) -> Compiled:
@@ -142,6 +145,7 @@ def _measured(name: str, kernel: Any, model: str, rows: int) -> Compiled:
     return Compiled(
         name, model, rows, shape, metadata.num_warps, metadata.shared, int(usage[1]), int(usage[2]),
         " ".join(sorted(set(found))), " ".join(sorted(re.findall(r"^#mma\d* = (.*)$", asm["ttgir"], re.M))),
+        " ".join(sorted(set(re.findall(r"kWidth = (\d+)", asm["ttgir"])))),
     )  # fmt: skip
 
 

@@ -38,11 +38,14 @@ import triton.language as tl
 from torch import Tensor
 
 from nextn.ops.base import Spans
+from nextn.ops.triton.early import early, wait
 
-PART = 256  # keys
+PART = 128  # keys
 SCRATCH = 128 << 20  # bytes of parts that wait to be joined
+FOLDED = 16  # parts that one program goes through, at most, if the device is busy all the same
 FULL = 128  # programs that keep a device busy; an H100 has 132 multiprocessors
 JOINED = 4  # heads of a program of `_join`
+LEAST = 16  # elements that the matrix units multiply and add up at a time
 
 
 @triton.jit
@@ -83,11 +86,12 @@ def _attend(
     q, cache, out, sums, positions, span_of, starts, page_at, cu_rows, cu_paths, table, parts, cache_row,
     SPLIT: tl.constexpr, HEADS: tl.constexpr, TILES: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr,
     KEYS: tl.constexpr, PART: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, R: tl.constexpr,
-    P: tl.constexpr, STAGES: tl.constexpr, GROUPS: tl.constexpr, LATENT: tl.constexpr,
+    P: tl.constexpr, STAGES: tl.constexpr, GROUPS: tl.constexpr, LATENT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Of all parts, out [T, GROUPS * HEADS, R]. SPLIT: of one part; out [T, GROUPS * HEADS, parts, R] f32 is
     not yet divided by the sum of probabilities, and sums [T, GROUPS * HEADS, parts, 2] f32 has that sum after
     their maximum. LATENT: the value belongs to the key; else a query has ROPE elements."""
+    wait(PDL)
     program, group = tl.program_id(0), tl.program_id(2)
     cache += group * (RANK + ROPE)
     span = tl.load(span_of + program // TILES)
@@ -168,9 +172,10 @@ def _attend(
 @triton.jit
 def _join(
     accs, sums, out, positions, parts, HEADS: tl.constexpr, PART: tl.constexpr, RANK: tl.constexpr,
-    R: tl.constexpr, JOINED: tl.constexpr, AHEAD: tl.constexpr,
+    R: tl.constexpr, JOINED: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out [T, H, R] <- the parts of a row, in their order, AHEAD of which are read at a time."""
+    wait(PDL)
     row, head, r = tl.program_id(0), tl.program_id(1) * JOINED + tl.arange(0, JOINED), tl.arange(0, R)
     used = tl.load(positions + row) // PART + 1
     place = (row * HEADS + tl.minimum(head, HEADS - 1)).to(tl.int64)
@@ -238,7 +243,7 @@ def tile_of(rank: int, wide: bool, room: int) -> AttentionTile:
 
 def parts_of(length: int) -> int:
     """Parts that a grid has for rows which see at most so many keys: a power of two, so that few grids
-    differ. parts_of(256) == 1, parts_of(800) == 4."""
+    differ. parts_of(128) == 1, parts_of(800) == 8."""
     return 1 << max(0, (length - 1) // PART).bit_length()
 
 
@@ -261,7 +266,7 @@ def _attention(
     """rank: width of a value. rope: of what follows it in an entry."""
     assert q.is_contiguous()
     rows, heads, _ = q.shape
-    parts, block = parts_of(spans.longest), triton.next_power_of_2(rank)
+    parts, block = parts_of(spans.longest), max(LEAST, triton.next_power_of_2(rank))
     # A key of its own beside the value takes as much room again.
     tile = tile_of(block if latent else 2 * block, cache.dtype.itemsize > 2, shared_memory(q.device))
     own = heads // groups
@@ -269,7 +274,7 @@ def _attention(
     out = torch.empty(rows, heads, rank, dtype=q.dtype, device=q.device)
     # Parts with programs of their own keep a device busy with few rows. With many rows, writing and reading
     # parts would take longer than their keys do; but where keys are many, one long row would be waited for.
-    few = rows * tiles * groups < FULL or parts > 4
+    few = rows * tiles * groups < FULL or parts > FOLDED
     split = parts > 1 and few and 4 * rows * heads * parts * rank <= SCRATCH
     accs = sums = out
     if split:
@@ -279,12 +284,12 @@ def _attention(
         q, cache, accs, sums, spans.positions, spans.span_of, spans.starts, spans.page_at, spans.cu_rows,
         spans.cu_paths, spans.table, parts, cache.stride(0), SPLIT=split, HEADS=own, TILES=tiles,
         PAGE=spans.page_size, M=tile.queries, KEYS=tile.keys, PART=PART, RANK=rank, ROPE=rope, R=block,
-        P=triton.next_power_of_2(rope), STAGES=tile.stages, GROUPS=groups, LATENT=latent,
-        num_warps=tile.warps, enable_fp_fusion=False,
+        P=max(LEAST, triton.next_power_of_2(rope)), STAGES=tile.stages, GROUPS=groups, LATENT=latent,
+        num_warps=tile.warps, enable_fp_fusion=False, **early(q.device),
     )  # fmt: skip
     if split:
         _join[rows, triton.cdiv(heads, JOINED)](
             accs, sums, out, spans.positions, parts, HEADS=heads, PART=PART, RANK=rank, R=block,
-            JOINED=JOINED, AHEAD=4, num_warps=4, enable_fp_fusion=False,
+            JOINED=JOINED, AHEAD=4, num_warps=4, enable_fp_fusion=False, **early(q.device),
         )  # fmt: skip
     return out

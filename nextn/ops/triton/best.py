@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nextn.ops.triton.early import early, wait
 from nextn.ops.triton.product import product, tile_of
 
 BLOCK = 4096  # logits at a time
@@ -33,7 +34,8 @@ def _choose(best, second, where, ids, confidence):
 
 
 @triton.jit
-def _best_token(logits, ids, confidence, vocab, row_step, V: tl.constexpr):
+def _best_token(logits, ids, confidence, vocab, row_step, V: tl.constexpr, PDL: tl.constexpr):
+    wait(PDL)
     row, v = tl.program_id(0), tl.arange(0, V)
     x = logits + row.to(tl.int64) * row_step
     best = tl.full((V,), float("-inf"), tl.float32)
@@ -52,10 +54,11 @@ def _best_token(logits, ids, confidence, vocab, row_step, V: tl.constexpr):
 @triton.jit
 def _tile_bests(
     x, w, best, second, where, wrong, rows, vocab, n_in, x_row, w_row, tiles,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """best, second, where, wrong [T, tiles] <- of a tile of x W^T: the best, the next one, the column of the
     best, and whether one is NaN."""
+    wait(PDL)
     tile = tl.program_id(1)
     row, col = tl.program_id(0) * M + tl.arange(0, M), tile * N + tl.arange(0, N)
     row_ok, col_ok = row < rows, col < vocab
@@ -75,7 +78,10 @@ def _tile_bests(
 
 
 @triton.jit
-def _best_tile(bests, seconds, places, wrong, ids, confidence, logit, tiles, V: tl.constexpr):
+def _best_tile(
+    bests, seconds, places, wrong, ids, confidence, logit, tiles, V: tl.constexpr, PDL: tl.constexpr
+):
+    wait(PDL)
     row, v = tl.program_id(0), tl.arange(0, V)
     best = tl.full((V,), float("-inf"), tl.float32)
     second = tl.full((V,), float("-inf"), tl.float32)
@@ -104,7 +110,9 @@ def best_token(logits: Tensor) -> tuple[Tensor, Tensor]:
     confidence = torch.empty(rows, dtype=torch.float32, device=logits.device)
     block = min(BLOCK, triton.next_power_of_2(vocab))
     warps = min(8, max(1, block // 256))
-    _best_token[(rows,)](logits, ids, confidence, vocab, logits.stride(0), V=block, num_warps=warps)
+    _best_token[(rows,)](
+        logits, ids, confidence, vocab, logits.stride(0), V=block, num_warps=warps, **early(logits.device)
+    )
     return ids, confidence
 
 
@@ -119,12 +127,13 @@ def best_of_product(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     _tile_bests[triton.cdiv(rows, tile.rows), tiles](
         x, weight, best, second, where, wrong, rows, vocab, n_in, x.stride(0), weight.stride(0), tiles,
         M=tile.rows, N=tile.columns, K=tile.step, EVEN=n_in % tile.step == 0,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **early(x.device),
     )  # fmt: skip
     ids = torch.empty(rows, dtype=torch.int64, device=x.device)
     confidence, logit = torch.empty(2, rows, dtype=torch.float32, device=x.device)
     block = min(TILES, triton.next_power_of_2(tiles))
     _best_tile[(rows,)](
-        best, second, where, wrong, ids, confidence, logit, tiles, V=block, num_warps=max(1, block // 128)
-    )
+        best, second, where, wrong, ids, confidence, logit, tiles, V=block, num_warps=max(1, block // 128),
+        **early(x.device),
+    )  # fmt: skip
     return ids, confidence, logit

@@ -19,19 +19,25 @@ from torch import Tensor
 
 from nextn.ops.base import Columns
 from nextn.ops.fp8 import Weight
-from nextn.ops.triton.product import ROWS, operand, product, tile_of
+from nextn.ops.triton.early import early, wait
+from nextn.ops.triton.product import ROWS, operand, product, tile_of, two_products
 from nextn.ops.triton.rows import mixed
 
 SQUARE = 8192  # experts times pairs that are compared at a time
+FEW = 256  # pairs: up to so many, 64 at a time are faster than 256
 
 
 @triton.jit
-def _tiles(ids, order, owner, filled, pairs, tiles, M: tl.constexpr, E: tl.constexpr, PAIRS: tl.constexpr):
+def _tiles(
+    ids, order, owner, filled, pairs, tiles, M: tl.constexpr, E: tl.constexpr, PAIRS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     """One program. ids [pairs], negative: of no expert here -> order [tiles * M], the pairs of each tile;
     owner [tiles], its expert; filled [tiles], how many pairs it has. Integers only.
 
     Worked example, M = 2: ids 5 3 5 5 -> tiles (3: pair 1), (5: pairs 0, 2), (5: pair 3).
     """
+    wait(PDL)
     e = tl.arange(0, E)
     count = tl.zeros((E,), dtype=tl.int32)
     for at in range(0, pairs, PAIRS):
@@ -74,10 +80,11 @@ def _tile(order, filled, tiles, pairs, rows, top_k, M: tl.constexpr):
 def _gate_up(
     x, w, s, shared, shared_s, out, order, owner, filled, tiles, pairs, rows, top_k, width, n_in, x_row,
     w_expert, w_row, s_expert, s_row, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
-    B: tl.constexpr,
+    B: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out [pairs + rows, width] <- silu(x G^T) * (x U^T) of each pair's token and expert. s, B: see
     `product`."""
+    wait(PDL)
     tile, i = tl.program_id(0), tl.arange(0, M)
     n, pair, token = _tile(order, filled, tiles, pairs, rows, top_k, M)
     if n <= 0:
@@ -88,8 +95,10 @@ def _gate_up(
         weight, scale = w + expert * w_expert, s + expert * s_expert
     col = tl.program_id(1) * N + tl.arange(0, N)
     a, ok, after = x + token * x_row, col < width, width + col
-    gate = product(a, i < n, weight + col * w_row, ok, scale + col * s_row, n_in, 1, M, N, K, EVEN, B)
-    up = product(a, i < n, weight + after * w_row, ok, scale + after * s_row, n_in, 1, M, N, K, EVEN, B)
+    gate, up = two_products(
+        a, i < n, weight + col * w_row, weight + after * w_row, ok, scale + col * s_row,
+        scale + after * s_row, n_in, M, N, K, EVEN, B,
+    )  # fmt: skip
     hidden = gate / (1.0 + tl.exp(-gate)) * up
     to = out + pair[:, None] * width + col[None, :]
     tl.store(to, hidden.to(out.dtype.element_ty), mask=(i < n)[:, None] & (col < width)[None, :])
@@ -99,10 +108,11 @@ def _gate_up(
 def _down(
     x, w, s, shared, shared_s, out, order, owner, filled, tiles, pairs, rows, top_k, n_out, n_in, w_expert,
     w_row, s_expert, s_row, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
-    B: tl.constexpr,
+    B: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out [pairs + rows, n_out] f32 <- x [pairs + rows, n_in] times each pair's expert. s, B: see
     `product`."""
+    wait(PDL)
     tile, i = tl.program_id(0), tl.arange(0, M)
     n, pair, _ = _tile(order, filled, tiles, pairs, rows, top_k, M)
     if n <= 0:
@@ -119,9 +129,10 @@ def _down(
 
 
 @triton.jit
-def _mix(parts, weights, out, rows, width, top_k: tl.constexpr, C: tl.constexpr):
+def _mix(parts, weights, out, rows, width, top_k: tl.constexpr, C: tl.constexpr, PDL: tl.constexpr):
     """out [T, C] f32 <- a token's experts, in the order of its ids, each times its weight; 0 from row `rows`
     on."""
+    wait(PDL)
     row, c = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
     ok = c < tl.where(row < rows, width, 0)
     tl.store(out + row * width + c, mixed(parts, weights, row, c, ok, width, top_k, C), mask=c < width)
@@ -144,18 +155,11 @@ def dispatch(ids: Tensor, count: int) -> Tiles:
     order = torch.empty(most * ROWS, dtype=torch.int32, device=ids.device)
     owner, filled = torch.empty(2, most, dtype=torch.int32, device=ids.device)
     square = triton.next_power_of_2(count)
+    most_pairs = min(256 if pairs > FEW else 64, triton.next_power_of_2(pairs), SQUARE // square)
     _tiles[(1,)](
-        ids,
-        order,
-        owner,
-        filled,
-        pairs,
-        most,
-        M=ROWS,
-        E=square,
-        PAIRS=min(256, max(16, SQUARE // square)),
-        num_warps=8,
-    )
+        ids, order, owner, filled, pairs, most, M=ROWS, E=square, PAIRS=max(16, most_pairs), num_warps=8,
+        **early(ids.device),
+    )  # fmt: skip
     return Tiles(order, owner, filled, ids.shape)
 
 
@@ -197,7 +201,7 @@ def _middle(x: Tensor, tiles: Tiles, gate_up: Weight, shared: Weight | None = No
         x, w.data, w.scale, beside.data, beside.scale, out, order, owner, filled, len(owner), pairs,
         others, top_k, width, hidden, x.stride(0), *w.data.stride()[:2], *w.scale.stride()[:2], M=ROWS,
         N=tile.columns, K=tile.step, EVEN=hidden % (w.block or tile.step) == 0, B=w.block,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **early(x.device),
     )  # fmt: skip
     return out
 
@@ -217,7 +221,7 @@ def _results(middle: Tensor, tiles: Tiles, down: Weight, shared: Weight | None =
         middle, w.data, w.scale, beside.data, beside.scale, out, order, owner, filled, len(owner), pairs,
         count - pairs, top_k, hidden, width, *w.data.stride()[:2], *w.scale.stride()[:2], M=ROWS,
         N=tile.columns, K=tile.step, EVEN=width % (w.block or tile.step) == 0, B=w.block,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **early(middle.device),
     )  # fmt: skip
     return out
 
@@ -229,5 +233,7 @@ def combine(parts: Tensor, weights: Tensor) -> Tensor:
     (rows, top_k, hidden), total = parts.shape, len(weights)
     out = torch.empty(total, hidden, dtype=torch.float32, device=parts.device)
     block = min(1024, triton.next_power_of_2(hidden))
-    _mix[total, triton.cdiv(hidden, block)](parts, weights, out, rows, hidden, top_k=top_k, C=block)
+    _mix[total, triton.cdiv(hidden, block)](
+        parts, weights, out, rows, hidden, top_k=top_k, C=block, **early(parts.device)
+    )
     return out

@@ -10,14 +10,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nextn.ops.triton.early import early, wait
+
 
 @triton.jit
 def _write_kv(
     qkv, bias, q_norm, k_norm, cos, sin, slots, cache, query, row_step, cache_row, heads, groups, nope, half,
     eps, scale, BIAS: tl.constexpr, NORM: tl.constexpr, N: tl.constexpr, HALF: tl.constexpr, D: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Heads of a row of qkv: `heads` queries, `groups` keys and as many values. Entries of the cache are, for
     each key, [value | key]."""
+    wait(PDL)
     row, head, width = tl.program_id(0), tl.program_id(1), nope + 2 * half
     x, b = qkv + row * row_step + head * width, bias + head * width
     entry = cache + tl.load(slots + row).to(tl.int64) * cache_row
@@ -75,6 +79,6 @@ def write_kv(
         qkv, qkv if bias is None else bias, *norms, cos, sin, slots, cache, query, qkv.stride(0),
         cache.stride(0), heads, groups, nope, half, eps, scale, BIAS=bias is not None,
         NORM=q_norm is not None, N=triton.next_power_of_2(max(1, nope)), HALF=triton.next_power_of_2(half),
-        D=triton.next_power_of_2(width), num_warps=1, enable_fp_fusion=False,
+        D=triton.next_power_of_2(width), num_warps=1, enable_fp_fusion=False, **early(qkv.device),
     )  # fmt: skip
     return query

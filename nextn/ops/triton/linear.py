@@ -12,16 +12,18 @@ import triton.language as tl
 from torch import Tensor
 
 from nextn.ops.fp8 import Weight
-from nextn.ops.triton.product import Operand, operand, product, tile_of
+from nextn.ops.triton.early import early, wait
+from nextn.ops.triton.product import Operand, operand, product, tile_of, two_products
 
 
 @triton.jit
 def _matmul(
     x, w, s, out, rows, n_out, n_in, x_row, x_head, w_head, w_out, w_in, s_out, out_row, out_head,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, B: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out [T, H, n_out] <- x [T, H, n_in] times w, whose element for output n and input k of a head lies at
     n * w_out + k * w_in. s, s_out, B: see `product`; of one head alone."""
+    wait(PDL)
     head = tl.program_id(2)
     row = tl.program_id(0) * M + tl.arange(0, M)
     col = tl.program_id(1) * N + tl.arange(0, N)
@@ -38,9 +40,11 @@ def _matmul(
 def _absorb(
     q, w, cos, sin, out, rows, n_out, n_in, half, scale, q_row, q_head, w_head, w_in, out_row, out_head,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, HALF: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """out [T, H, n_out + 2 * half] <- scale times q [T, H, n_in] W, then what follows in q, its pairs rotated
     by cos and sin [T, half]. The programs of the first columns do the rotation."""
+    wait(PDL)
     head = tl.program_id(2)
     row = tl.program_id(0) * M + tl.arange(0, M)
     col = tl.program_id(1) * N + tl.arange(0, N)
@@ -68,16 +72,19 @@ def _absorb(
 @triton.jit
 def _gate_up(
     x, w, s, out, rows, width, n_in, x_row, w_row, s_row, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    EVEN: tl.constexpr, B: tl.constexpr,
+    EVEN: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out [T, width] <- silu(x G^T) * (x U^T); w [2 * width, n_in] has the rows of G, then those of U.
     s, B: see `product`."""
+    wait(PDL)
     row = tl.program_id(0) * M + tl.arange(0, M)
     col = tl.program_id(1) * N + tl.arange(0, N)
     row_ok, col_ok = row < rows, col < width
     a, after = x + row * x_row, width + col
-    gate = product(a, row_ok, w + col * w_row, col_ok, s + col * s_row, n_in, 1, M, N, K, EVEN, B)
-    up = product(a, row_ok, w + after * w_row, col_ok, s + after * s_row, n_in, 1, M, N, K, EVEN, B)
+    gate, up = two_products(
+        a, row_ok, w + col * w_row, w + after * w_row, col_ok, s + col * s_row, s + after * s_row, n_in,
+        M, N, K, EVEN, B,
+    )  # fmt: skip
     hidden = gate / (1.0 + tl.exp(-gate)) * up
     to = out + row[:, None] * width + col[None, :]
     tl.store(to, hidden.to(out.dtype.element_ty), mask=row_ok[:, None] & col_ok[None, :])
@@ -103,7 +110,7 @@ def _heads_matmul(x: Tensor, w: Operand, dtype: torch.dtype) -> Tensor:
         x, w.data, w.scale, out, rows, n_out, n_in, x.stride(0), x.stride(1),
         w.data.stride(0), w.data.stride(2), w.data.stride(1), w.scale.stride(0), out.stride(0), out.stride(1),
         M=tile.rows, N=tile.columns, K=tile.step, EVEN=n_in % (w.block or tile.step) == 0, B=w.block,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **early(x.device),
     )  # fmt: skip
     return out
 
@@ -119,7 +126,7 @@ def absorb(q: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, scale: float) ->
         q, weight, cos, sin, out, rows, n_out, n_in, half, scale, q.stride(0), q.stride(1),
         weight.stride(0), weight.stride(1), out.stride(0), out.stride(1),
         M=tile.rows, N=tile.columns, K=tile.step, EVEN=n_in % tile.step == 0,
-        HALF=triton.next_power_of_2(half), num_warps=tile.warps, num_stages=tile.stages,
+        HALF=triton.next_power_of_2(half), num_warps=tile.warps, num_stages=tile.stages, **early(q.device),
     )  # fmt: skip
     return out
 
@@ -134,6 +141,6 @@ def gate_up(x: Tensor, weight: Weight) -> Tensor:
     _gate_up[triton.cdiv(rows, tile.rows), triton.cdiv(width, tile.columns)](
         x, w.data, w.scale, out, rows, width, n_in, x.stride(0), w.data.stride(0), w.scale.stride(0),
         M=tile.rows, N=tile.columns, K=tile.step, EVEN=n_in % (w.block or tile.step) == 0, B=w.block,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **early(x.device),
     )  # fmt: skip
     return out

@@ -38,14 +38,18 @@ def tile_of(rows: int, n_out: int, n_in: int, dtype: torch.dtype, block: int = 0
     """Few rows: low tiles, and narrow ones where the result is narrow, so that there are enough of them to
     keep the device busy. Many rows: tiles that use what they read more often.
 
-    dtype: of the rows. block: inputs of a block of weights, a power of two, or 0."""
-    most = block or 128  # a step ends where a block does
+    dtype: of the rows. block: inputs of a block of weights, a power of two, or 0.
+
+    With e4m3 weights, mma adds up 16 inputs at a time that do not follow one another, because Triton lets a
+    thread read four of them at once. wgmma has another order. Tiles of 64 rows would use it, so none does."""
+    most = block or 256  # a step ends where a block does
     if dtype == torch.float32:
         return Tile(ROWS if rows <= ROWS else 32, 32, min(most, 32), 4, 2)
     if rows > 4 * ROWS and n_out >= 1024:
-        return Tile(64, 128, min(most, 64), 4, 3)
-    columns = 16 if n_out <= 1024 else 32 if n_out <= 8192 else 64
-    step = max(16, min(most, 128 if columns < 64 else 64, triton.next_power_of_2(n_in)))
+        return Tile(32 if block else 64, 128, min(most, 64), 4, 3)
+    columns = 16 if n_out <= 2048 else 32 if n_out <= 8192 else 64
+    most = min(most, 256 if columns == 16 and n_in % 256 == 0 else 128 if columns < 64 else 64)
+    step = max(16, min(most, triton.next_power_of_2(n_in)))
     return Tile(ROWS, columns, step, min(4, columns // 8), 4)
 
 
@@ -79,27 +83,68 @@ def product(
     acc = tl.zeros((M, N), dtype=tl.float32)
     if B == 0:
         for at in range(0, n_in, K):
-            acc = _step(acc, a, a_ok, w, w_ok, at, n_in, w_in, K, EVEN)
+            x = _inputs(a, a_ok, at, n_in, K, EVEN)
+            acc = _add(acc, x, w, w_ok, at, n_in, w_in, K, EVEN)
     else:
         for at in range(0, n_in, B):
             block = tl.zeros((M, N), dtype=tl.float32)
             for step in tl.static_range(0, B, K):
-                block = _step(block, a, a_ok, w, w_ok, at + step, n_in, w_in, K, EVEN)
-            scale = tl.load(s + at // B, mask=w_ok, other=0.0)
-            acc = tl.fma(block, tl.broadcast_to(scale[None, :], (M, N)), acc)
+                x = _inputs(a, a_ok, at + step, n_in, K, EVEN)
+                block = _add(block, x, w, w_ok, at + step, n_in, w_in, K, EVEN)
+            acc = _scaled(acc, block, s + at // B, w_ok, M, N)
     return acc
 
 
 @triton.jit
-def _step(acc, a, a_ok, w, w_ok, at, n_in, w_in, K: tl.constexpr, EVEN: tl.constexpr):
-    """Adds the products of elements at, at + 1, ... at + K - 1."""
-    k = at + tl.arange(0, K)
-    if EVEN:
-        x_ok = a_ok[:, None]
-        y_ok = w_ok[None, :]
+def two_products(
+    a, a_ok, w, v, ok, s, r, n_in, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
+    B: tl.constexpr,
+):  # fmt: skip
+    """The products with w and scales s, and with v and scales r, in one loop, so that both are read at once.
+    Each has the bits that `product` gives it."""
+    first = tl.zeros((M, N), dtype=tl.float32)
+    second = tl.zeros((M, N), dtype=tl.float32)
+    if B == 0:
+        for at in range(0, n_in, K):
+            x = _inputs(a, a_ok, at, n_in, K, EVEN)
+            first = _add(first, x, w, ok, at, n_in, 1, K, EVEN)
+            second = _add(second, x, v, ok, at, n_in, 1, K, EVEN)
     else:
-        x_ok = a_ok[:, None] & (k < n_in)[None, :]
-        y_ok = w_ok[None, :] & (k < n_in)[:, None]
-    x = tl.load(a[:, None] + k[None, :], mask=x_ok, other=0.0)
-    y = tl.load(w[None, :] + k[:, None] * w_in, mask=y_ok, other=0.0)
+        for at in range(0, n_in, B):
+            one = tl.zeros((M, N), dtype=tl.float32)
+            other = tl.zeros((M, N), dtype=tl.float32)
+            for step in tl.static_range(0, B, K):
+                x = _inputs(a, a_ok, at + step, n_in, K, EVEN)
+                one = _add(one, x, w, ok, at + step, n_in, 1, K, EVEN)
+                other = _add(other, x, v, ok, at + step, n_in, 1, K, EVEN)
+            first = _scaled(first, one, s + at // B, ok, M, N)
+            second = _scaled(second, other, r + at // B, ok, M, N)
+    return first, second
+
+
+@triton.jit
+def _inputs(a, a_ok, at, n_in, K: tl.constexpr, EVEN: tl.constexpr):
+    """Elements at, at + 1, ... at + K - 1 of each row, [M, K]."""
+    k = at + tl.arange(0, K)
+    ok = a_ok[:, None]
+    if not EVEN:
+        ok = ok & (k < n_in)[None, :]
+    return tl.load(a[:, None] + k[None, :], mask=ok, other=0.0)
+
+
+@triton.jit
+def _add(acc, x, w, w_ok, at, n_in, w_in, K: tl.constexpr, EVEN: tl.constexpr):
+    """Adds the products of x with these elements of w."""
+    k = at + tl.arange(0, K)
+    ok = w_ok[None, :]
+    if not EVEN:
+        ok = ok & (k < n_in)[:, None]
+    y = tl.load(w[None, :] + k[:, None] * w_in, mask=ok, other=0.0)
     return tl.dot(x, y.to(x.dtype), acc, input_precision="ieee")
+
+
+@triton.jit
+def _scaled(acc, block, scale, ok, M: tl.constexpr, N: tl.constexpr):
+    """acc + block times the scales [N] that these pointers name."""
+    factor = tl.load(scale, mask=ok, other=0.0)
+    return tl.fma(block, tl.broadcast_to(factor[None, :], (M, N)), acc)

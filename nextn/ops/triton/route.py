@@ -16,12 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nextn.ops.triton.early import early, wait
+
 EXPERTS, BLOCK = 4, 1024  # of a program of the product; elements that it takes at a time
 
 
 @triton.jit
-def _scores(x, router, logits, experts, width, x_row, E: tl.constexpr, C: tl.constexpr):
+def _scores(x, router, logits, experts, width, x_row, E: tl.constexpr, C: tl.constexpr, PDL: tl.constexpr):
     """logits [T, experts] <- x [T, width] times router [experts, width]."""
+    wait(PDL)
     row, e, c = tl.program_id(0), tl.program_id(1) * E + tl.arange(0, E), tl.arange(0, C)
     acc = tl.zeros((E, C), dtype=tl.float32)
     for at in range(0, width, C):
@@ -40,8 +43,9 @@ def _scores(x, router, logits, experts, width, x_row, E: tl.constexpr, C: tl.con
 def _route(
     logits, bias, ids, weights, groups, group_size, scale, top_groups: tl.constexpr, top_k: tl.constexpr,
     NORMALIZE: tl.constexpr, LIMITED: tl.constexpr, SOFTMAX: tl.constexpr,
-    G: tl.constexpr, S: tl.constexpr, K: tl.constexpr,
+    G: tl.constexpr, S: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    wait(PDL)
     row = tl.program_id(0)
     place = tl.arange(0, G * S)
     group, one = place // S, place % S
@@ -103,7 +107,7 @@ def route(
     logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
     _scores[rows, triton.cdiv(experts, EXPERTS)](
         x, router, logits, experts, width, x.stride(0), E=EXPERTS,
-        C=min(BLOCK, triton.next_power_of_2(width)), num_warps=4,
+        C=min(BLOCK, triton.next_power_of_2(width)), num_warps=4, **early(x.device),
     )  # fmt: skip
     ids = torch.empty(rows, top_k, dtype=torch.int64, device=x.device)
     weights = torch.empty(rows, top_k, dtype=torch.float32, device=x.device)
@@ -111,6 +115,6 @@ def route(
     _route[(rows,)](
         logits, bias, ids, weights, groups, size, scale, top_groups=top_groups, top_k=top_k,
         NORMALIZE=normalize, LIMITED=top_groups < groups, SOFTMAX=softmax, G=triton.next_power_of_2(groups),
-        S=triton.next_power_of_2(size), K=triton.next_power_of_2(top_k), num_warps=1,
+        S=triton.next_power_of_2(size), K=triton.next_power_of_2(top_k), num_warps=1, **early(x.device),
     )  # fmt: skip
     return ids, weights

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nextn.ops.base import Addend, Mixture
+from nextn.ops.triton.early import early, wait
 
 
 @triton.jit
@@ -30,7 +31,8 @@ def _norm(x, weight, out, width, eps, C: tl.constexpr):
 
 
 @triton.jit
-def _rms_norm(x, weight, out, x_row, width, eps, C: tl.constexpr):
+def _rms_norm(x, weight, out, x_row, width, eps, C: tl.constexpr, PDL: tl.constexpr):
+    wait(PDL)
     row = tl.program_id(0)
     _norm(x + row * x_row, weight, out + row * width, width, eps, C)
 
@@ -49,10 +51,11 @@ def mixed(results, weights, row, c, ok, width, top_k: tl.constexpr, C: tl.conste
 @triton.jit
 def _add_norm(
     x, first, second, results, weights, weight, out, width, routed, eps, ADDED: tl.constexpr,
-    TOP_K: tl.constexpr, C: tl.constexpr,
+    TOP_K: tl.constexpr, C: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """x [T, width] f32 <- x + first + second, as many of them as ADDED says, + those of the first `routed`
     rows' TOP_K experts; out <- its norm."""
+    wait(PDL)
     row, c = tl.program_id(0), tl.arange(0, C)
     ok = c < width
     at = row * width + c
@@ -73,10 +76,11 @@ def _add_norm(
 @triton.jit
 def _write_latent(
     latent, weight, cos, sin, slots, cache, query, query_weight, normed, row_step, cache_row, query_row,
-    query_width, rank, half, eps, R: tl.constexpr, HALF: tl.constexpr, QUERY: tl.constexpr,
+    query_width, rank, half, eps, R: tl.constexpr, HALF: tl.constexpr, QUERY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A row of latent [T, rank + 2 * half], first part normed, pairs of the other rotated, to its slot.
     QUERY: besides, in programs of their own, normed [T, query_width] <- the norm of query."""
+    wait(PDL)
     row, i = tl.program_id(0), tl.arange(0, HALF)
     if tl.program_id(1) == 0:
         x = latent + row * row_step
@@ -100,8 +104,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     block = triton.next_power_of_2(width)
     warps = min(8, max(1, block // 256))
     _rms_norm[(x.shape[0],)](
-        x, weight, out, x.stride(0), width, eps, C=block, num_warps=warps, enable_fp_fusion=False
-    )
+        x, weight, out, x.stride(0), width, eps, C=block, num_warps=warps, enable_fp_fusion=False,
+        **early(x.device),
+    )  # fmt: skip
     return out
 
 
@@ -123,7 +128,7 @@ def add_norm(x: Tensor, added: Sequence[Addend], weight: Tensor, eps: float) -> 
     _add_norm[(x.shape[0],)](
         x, first, second, results, weights, weight, out, width, routed, eps, ADDED=len(plain),
         TOP_K=top_k if mixtures else 0, C=block, num_warps=min(8, max(1, block // 256)),
-        enable_fp_fusion=False,
+        enable_fp_fusion=False, **early(x.device),
     )  # fmt: skip
     return out
 
@@ -159,5 +164,5 @@ def _write(
         latent, weight, cos, sin, slots, cache, query, query_weight, normed, latent.stride(0),
         cache.stride(0), query.stride(0), query_width, rank, half, eps, R=triton.next_power_of_2(rank),
         HALF=triton.next_power_of_2(half), QUERY=triton.next_power_of_2(query_width) if queries else 0,
-        num_warps=4,
+        num_warps=4, **early(latent.device),
     )  # fmt: skip

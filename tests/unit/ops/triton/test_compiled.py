@@ -73,4 +73,6 @@ def test_products_with_e4m3_blocks_compile(tmp_path):
         assert "MMA" in one["instructions"], one
         assert one["shared"] <= SHARED[90], one
         assert one["spilled"] <= SPILLED, one
-    assert any("HGMMA" in one["instructions"] for one in products)
+        # The order of a sum is the same in tiles of all sizes: wgmma's would be another.
+        assert "HGMMA" not in one["instructions"], one
+        assert one["inputs"] == "4", one
