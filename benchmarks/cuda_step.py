@@ -1,18 +1,22 @@
 """Where the time of a decode step goes on a CUDA device: how long a step takes, how long its kernels run, and
 which of them longest.
 
-    python benchmarks/cuda_step.py [--model-path DIR] [--drafts 0,3] [--requests 1,32] [--output benchmarks/results]
+    python benchmarks/cuda_step.py [--model-path DIR] [--drafts 0,3] [--requests 1,32]
+    python benchmarks/cuda_step.py --size glm-4.7-flash
 
-An engine for each number of drafts. Its steps are timed first, with nothing else; then some are run under
-torch's profiler, which says what every kernel took. `busy` is the time of all kernels of a step, one after another; `one
-reading` is how long the device needs to read what one token needs of the weights, at the speed of a copy of
-1 GiB. The last line is JSON.
+An engine for each number of drafts. Its steps are timed first, with nothing else. Then some are run under
+torch's profiler, which says when every kernel began and ended. A kernel's time is that from the end of those
+before it, or from its own beginning, to its end: it may begin while they still run. `busy` is the sum of all.
+`one reading` is how long the device needs to read what one token needs of the weights, at the speed of a copy
+of 1 GiB. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -20,7 +24,7 @@ from typing import Any
 
 import torch
 from last_line import tell
-from synthetic.sizes import bytes_per_token
+from synthetic.sizes import PRESETS, bytes_per_token
 
 from nextn.bench.machine import slug
 from nextn.bench.offline import tokenizer_of
@@ -55,7 +59,7 @@ def tokens_of(engine: Engine, steps: int) -> int:
 
 
 def kernels_of(engine: Engine) -> dict[str, tuple[int, float]]:
-    """Name -> how often it ran and for how many microseconds in all, in PROFILED steps."""
+    """Name -> how often it ran, and its microseconds in all, in PROFILED steps."""
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
@@ -63,10 +67,13 @@ def kernels_of(engine: Engine) -> dict[str, tuple[int, float]]:
         tokens_of(engine, PROFILED)
         torch.cuda.synchronize()
     kernels: dict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
-    for event in found.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            count, took = kernels[event.name]
-            kernels[event.name] = count + 1, took + event.time_range.elapsed_us()
+    events = [e for e in found.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    ended = 0.0
+    for event in sorted(events, key=lambda e: e.time_range.start):
+        count, took = kernels[event.name]
+        begin, end = event.time_range.start, event.time_range.end
+        kernels[event.name] = count + 1, took + max(0.0, end - max(begin, ended))
+        ended = max(ended, end)
     return dict(kernels)
 
 
@@ -92,7 +99,8 @@ def measured(engine: Engine, prompts: list[list[int]], tag: str) -> dict[str, An
         "kernels": sum(count for count, _ in kernels.values()) / PROFILED,
         "busy": sum(us for _, us in kernels.values()) / PROFILED / 1e6,
         "longest": [
-            {"kernel": name, "runs": count / PROFILED, "us": us / PROFILED} for name, (count, us) in listed[:LISTED]
+            {"kernel": name, "runs": count / PROFILED, "us": us / PROFILED}
+            for name, (count, us) in listed[:LISTED]
         ],
     }  # fmt: skip
 
@@ -100,48 +108,67 @@ def measured(engine: Engine, prompts: list[list[int]], tag: str) -> dict[str, An
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model-path", default="nextn-tiny", help="checkpoint folder (default: %(default)s)")
-    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
+    parser.add_argument("--size", choices=sorted(PRESETS), help="a model of this size with random weights")
     parser.add_argument("--drafts", default="0,3", help="default: %(default)s")
     parser.add_argument("--requests", default="1,32", help="at once (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="folder for the result")
     args = parser.parse_args()
-    counts = [int(n) for n in args.requests.split(",")]
-    speed = copy_speed()
-    weights = bytes_per_token(ModelConfig.from_folder(model_folder(args.model_path)))
+    with tempfile.TemporaryDirectory() as made:
+        model = args.model_path
+        if args.size is not None:
+            model = str(Path(made, args.size))
+            Path(model).mkdir()
+            Path(model, "config.json").write_text(json.dumps(PRESETS[args.size].config_json()))
+        result = compare(model, args.size is not None, _numbers(args.drafts), _numbers(args.requests))
+    tell(f"cuda-step_{slug(result['device'])}_{slug(Path(model).name)}", result, args.output)
+    return 0
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in text.split(",")]
+
+
+def compare(model: str, random: bool, drafts: list[int], counts: list[int]) -> dict[str, Any]:
+    """Prints a line for each number of drafts and of requests, and the kernels below it."""
+    speed, device = copy_speed(), torch.cuda.get_device_name()
+    weights = bytes_per_token(ModelConfig.from_folder(model_folder(model)))
     floor = weights / speed
-    device = torch.cuda.get_device_name()
-    print(
-        f"{device}: a copy moves {speed / 1e9:,.0f} GB/s; one reading of {weights / 1e6:,.0f} MB: {floor * 1e3:.3f} ms"
-    )
+    print(f"{device}: a copy moves {speed / 1e9:,.0f} GB/s")
+    print(f"one reading of {weights / 1e6:,.0f} MB takes {floor * 1e3:.3f} ms", flush=True)
     found = []
-    for drafts in map(int, args.drafts.split(",")):
-        engine = Engine(
-            EngineConfig(
-                model_path=args.model_path, load_format=args.load_format, device="cuda", kv_cache_tokens=max(counts) * 2048,
-                speculative_num_steps=drafts, disable_radix_cache=True, max_running_requests=max(counts),
-            )
+    for number in drafts:
+        config = EngineConfig(
+            model_path=model, load_format="dummy" if random else "auto", device="cuda",
+            kv_cache_tokens=max(counts) * 2048, speculative_num_steps=number, disable_radix_cache=True,
+            max_running_requests=max(counts),
         )  # fmt: skip
-        tokenizer = tokenizer_of(engine.config)
-        assert tokenizer is not None
-        prompts = [tokenizer.encode(text)[:PROMPT] for text in heldout_prompts(max(counts))]
+        engine = Engine(config)
+        prompts = prompts_of(config, max(counts), engine.vocab_size)
         for count in counts:
-            one = {"drafts": drafts} | measured(engine, prompts[:count], f"{drafts}-{count}")
+            one = {"drafts": number} | measured(engine, prompts[:count], f"{number}-{count}")
             found.append(one)
+            per_second = one["tokens"] / one["step"]
             print(
-                f"{count} requests, {drafts} drafts: a step {one['step'] * 1e3:.3f} ms, {one['tokens']:.2f} tokens "
-                f"({one['tokens'] / one['step']:,.0f}/s), {one['kernels']:.0f} kernels busy for "
+                f"{count} requests, {number} drafts: a step {one['step'] * 1e3:.3f} ms, {one['tokens']:.2f} "
+                f"tokens ({per_second:,.0f}/s), {one['kernels']:.0f} kernels, busy for "
                 f"{one['busy'] * 1e3:.3f} ms; one reading over the step: {floor / one['step']:.0%}"
             )
             for line in one["longest"]:
-                print(f"    {line['us']:8.1f} us {line['runs']:6.1f} x {line['kernel'][:90]}", flush=True)
+                print(f"    {line['us']:8.1f} us {line['runs']:6.1f} x {line['kernel'][:80]}", flush=True)
         del engine
         torch.cuda.empty_cache()
-    result = {
-        "device": device, "torch": torch.__version__, "model": Path(args.model_path).name, "bytes_per_s": speed,
+    return {
+        "device": device, "torch": torch.__version__, "model": Path(model).name, "bytes_per_s": speed,
         "bytes_per_token": weights, "steps": found,
     }  # fmt: skip
-    tell(f"cuda-step_{slug(device)}_{slug(Path(args.model_path).name)}", result, args.output)
-    return 0
+
+
+def prompts_of(config: EngineConfig, count: int, vocabulary: int) -> list[list[int]]:
+    """Of held-out code, or of any tokens where the model has no tokenizer."""
+    tokenizer = tokenizer_of(config)
+    if tokenizer is None:
+        return [[(7 * i + 5 * n) % vocabulary for i in range(PROMPT)] for n in range(count)]
+    return [tokenizer.encode(text)[:PROMPT] for text in heldout_prompts(count)]
 
 
 if __name__ == "__main__":

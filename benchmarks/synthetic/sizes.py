@@ -94,6 +94,12 @@ PRESETS = {
         n_shared_experts=1, num_experts_per_tok=4, n_group=8, topk_group=4, q_lora_rank=512,
         kv_lora_rank=256, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64,
     ),
+    "glm-4.7-flash": Dimensions(
+        vocab_size=154880, hidden_size=2048, num_hidden_layers=47, num_attention_heads=20,
+        intermediate_size=10240, moe_intermediate_size=1536, first_k_dense_replace=1, n_routed_experts=64,
+        n_shared_experts=1, num_experts_per_tok=4, n_group=1, topk_group=1, q_lora_rank=768, kv_lora_rank=512,
+        qk_nope_head_dim=192, qk_rope_head_dim=64, v_head_dim=256,
+    ),
 }  # fmt: skip
 
 

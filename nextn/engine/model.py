@@ -162,7 +162,8 @@ def make_model(
         }
 
     if dummy:
-        dummy_checkpoint(cfg.names, expected, place, config.random_seed, dtype, rows)
+        on = torch.device("cpu") if kernels == "cpu" else device
+        dummy_checkpoint(cfg.names, expected, place, config.random_seed, dtype, rows, on)
         return model, kernels
     allow = config.allow_non_finite_weights
     report = load_checkpoint(

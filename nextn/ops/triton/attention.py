@@ -38,12 +38,11 @@ import triton.language as tl
 from torch import Tensor
 
 from nextn.ops.base import Spans
-from nextn.ops.triton.early import early, wait
+from nextn.ops.triton.early import early, let_next_start, wait
 
-PART = 128  # keys
 SCRATCH = 128 << 20  # bytes of parts that wait to be joined
-FOLDED = 16  # parts that one program goes through, at most, if the device is busy all the same
-FULL = 128  # programs that keep a device busy; an H100 has 132 multiprocessors
+FOLDED = 2048  # keys whose parts one program goes through, at most
+FULL = 1024  # warps that keep a device busy; an H100 has 132 multiprocessors
 JOINED = 4  # heads of a program of `_join`
 LEAST = 16  # elements that the matrix units multiply and add up at a time
 
@@ -157,6 +156,7 @@ def _attend(
                 best, total, acc, RANK, ROPE, R, P, LATENT,
             )  # fmt: skip
         if SPLIT:
+            let_next_start(PDL)
             at = place * parts + part
             tl.store(out + at[:, None] * RANK + r[None, :], acc, mask=ok[:, None] & (r < RANK)[None, :])
             tl.store(sums + 2 * at, best, mask=ok)
@@ -164,6 +164,7 @@ def _attend(
         else:
             whole_best, whole_total, whole = _merge(whole_best, whole_total, whole, best, total, acc)
     if not SPLIT:
+        let_next_start(PDL)
         to = out + place[:, None] * RANK + r[None, :]
         value = (whole / whole_total[:, None]).to(out.dtype.element_ty)
         tl.store(to, value, mask=ok[:, None] & (r < RANK)[None, :])
@@ -176,6 +177,7 @@ def _join(
 ):  # fmt: skip
     """out [T, H, R] <- the parts of a row, in their order, AHEAD of which are read at a time."""
     wait(PDL)
+    let_next_start(PDL)
     row, head, r = tl.program_id(0), tl.program_id(1) * JOINED + tl.arange(0, JOINED), tl.arange(0, R)
     used = tl.load(positions + row) // PART + 1
     place = (row * HEADS + tl.minimum(head, HEADS - 1)).to(tl.int64)
@@ -196,12 +198,13 @@ def _join(
 
 class AttentionTile(NamedTuple):
     """queries, keys: of a block. stages: of the loop over blocks; with 5 two blocks of keys are read ahead,
-    with 3 one, because the page has to be read before the keys in it."""
+    with 3 one, because the page has to be read before the keys in it. part: keys of a part."""
 
     queries: int
     keys: int
     warps: int
     stages: int
+    part: int
 
 
 @cache
@@ -229,22 +232,28 @@ def tile_of(rank: int, wide: bool, room: int) -> AttentionTile:
     The sums of 32 queries take 64 registers of each of 256 threads. 64 queries would take 128 of the 255 that
     there are, and did not fit: ptxas spilled 200 to 700 bytes a thread. Fewer than 64 keys leave half of
     eight warps with nothing to do in the scores, whose tiles are 8 keys wide.
+
+    Short parts make one request fast, because each has a program. Long ones make many requests fast, because
+    fewer sums are put together. Of narrow latents 16 queries and parts of 128 keys were the best or nearly so
+    from 1 request to 32, on an H200. Of wide ones, parts of 128 took 25 % off one request's time after 1,024
+    keys and added 22 % to that of 32.
     """
     if wide:
-        return AttentionTile(16, 32 if room >= 114 << 10 or rank < 512 else 16, 8 if rank >= 256 else 4, 3)
+        keys = 32 if room >= 114 << 10 or rank < 512 else 16
+        return AttentionTile(16, keys, 8 if rank >= 256 else 4, 3, 256)
     if rank < 256:
-        return AttentionTile(64, 64, 4, 5)
+        return AttentionTile(16, 64, 4, 5, 128)
     if rank < 512:
-        return AttentionTile(32, 64, 8, 5)
+        return AttentionTile(16, 32, 4, 5, 128)
     if room < 114 << 10:
-        return AttentionTile(16, 64, 8, 3)
-    return AttentionTile(32, 64, 8, 5 if room >= 187 << 10 else 3)
+        return AttentionTile(16, 64, 8, 3, 256)
+    return AttentionTile(32, 64, 8, 5 if room >= 187 << 10 else 3, 256)
 
 
-def parts_of(length: int) -> int:
+def parts_of(length: int, part: int) -> int:
     """Parts that a grid has for rows which see at most so many keys: a power of two, so that few grids
-    differ. parts_of(128) == 1, parts_of(800) == 8."""
-    return 1 << max(0, (length - 1) // PART).bit_length()
+    differ. parts_of(128, 128) == 1, parts_of(800, 128) == 8."""
+    return 1 << max(0, (length - 1) // part).bit_length()
 
 
 def mla_attention(q: Tensor, cache: Tensor, spans: Spans, rank: int) -> Tensor:
@@ -266,15 +275,15 @@ def _attention(
     """rank: width of a value. rope: of what follows it in an entry."""
     assert q.is_contiguous()
     rows, heads, _ = q.shape
-    parts, block = parts_of(spans.longest), max(LEAST, triton.next_power_of_2(rank))
+    block = max(LEAST, triton.next_power_of_2(rank))
     # A key of its own beside the value takes as much room again.
     tile = tile_of(block if latent else 2 * block, cache.dtype.itemsize > 2, shared_memory(q.device))
-    own = heads // groups
+    parts, own = parts_of(spans.longest, tile.part), heads // groups
     tiles = triton.cdiv(own, tile.queries)
     out = torch.empty(rows, heads, rank, dtype=q.dtype, device=q.device)
     # Parts with programs of their own keep a device busy with few rows. With many rows, writing and reading
     # parts would take longer than their keys do; but where keys are many, one long row would be waited for.
-    few = rows * tiles * groups < FULL or parts > FOLDED
+    few = rows * tiles * groups * tile.warps < FULL or parts * tile.part > FOLDED
     split = parts > 1 and few and 4 * rows * heads * parts * rank <= SCRATCH
     accs = sums = out
     if split:
@@ -283,13 +292,13 @@ def _attention(
     _attend[rows * tiles, parts if split else 1, groups](
         q, cache, accs, sums, spans.positions, spans.span_of, spans.starts, spans.page_at, spans.cu_rows,
         spans.cu_paths, spans.table, parts, cache.stride(0), SPLIT=split, HEADS=own, TILES=tiles,
-        PAGE=spans.page_size, M=tile.queries, KEYS=tile.keys, PART=PART, RANK=rank, ROPE=rope, R=block,
+        PAGE=spans.page_size, M=tile.queries, KEYS=tile.keys, PART=tile.part, RANK=rank, ROPE=rope, R=block,
         P=max(LEAST, triton.next_power_of_2(rope)), STAGES=tile.stages, GROUPS=groups, LATENT=latent,
         num_warps=tile.warps, enable_fp_fusion=False, **early(q.device),
     )  # fmt: skip
     if split:
         _join[rows, triton.cdiv(heads, JOINED)](
-            accs, sums, out, spans.positions, parts, HEADS=heads, PART=PART, RANK=rank, R=block,
+            accs, sums, out, spans.positions, parts, HEADS=heads, PART=tile.part, RANK=rank, R=block,
             JOINED=JOINED, AHEAD=4, num_warps=4, enable_fp_fusion=False, **early(q.device),
         )  # fmt: skip
     return out

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nextn.ops.triton.early import early, wait
+from nextn.ops.triton.early import early, let_next_start, wait
 from nextn.ops.triton.product import product, tile_of
 
 BLOCK = 4096  # logits at a time
@@ -36,6 +36,7 @@ def _choose(best, second, where, ids, confidence):
 @triton.jit
 def _best_token(logits, ids, confidence, vocab, row_step, V: tl.constexpr, PDL: tl.constexpr):
     wait(PDL)
+    let_next_start(PDL)
     row, v = tl.program_id(0), tl.arange(0, V)
     x = logits + row.to(tl.int64) * row_step
     best = tl.full((V,), float("-inf"), tl.float32)
@@ -66,6 +67,7 @@ def _tile_bests(
         x + row.to(tl.int64) * x_row, row_ok, w + col.to(tl.int64) * w_row, col_ok, w, n_in, 1,
         M, N, K, EVEN, 0,
     )  # fmt: skip
+    let_next_start(PDL)
     z = tl.where(col_ok[None, :], z, float("-inf"))
     tl.store(wrong + row * tiles + tile, tl.max((z != z).to(tl.int32), axis=1), mask=row_ok)
     z = tl.where(z == z, z, float("-inf"))
@@ -82,6 +84,7 @@ def _best_tile(
     bests, seconds, places, wrong, ids, confidence, logit, tiles, V: tl.constexpr, PDL: tl.constexpr
 ):
     wait(PDL)
+    let_next_start(PDL)
     row, v = tl.program_id(0), tl.arange(0, V)
     best = tl.full((V,), float("-inf"), tl.float32)
     second = tl.full((V,), float("-inf"), tl.float32)

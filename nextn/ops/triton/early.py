@@ -20,10 +20,19 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def wait(PDL: tl.constexpr):
-    """The first thing that a kernel does."""
+    """Until the kernel before has ended: the first thing that a kernel does."""
     if PDL:
-        gdc_launch_dependents()  # once all programs of this kernel have started
-        gdc_wait()  # until the kernel before has ended
+        gdc_wait()
+
+
+@triton.jit
+def let_next_start(PDL: tl.constexpr):
+    """The next kernel may start once all programs of this one have come here.
+
+    Never before `wait`: the next kernel's programs would take what room earlier kernels leave, many on one
+    multiprocessor and few on another. Products come here after their loop, for the same reason."""
+    if PDL:
+        gdc_launch_dependents()
 
 
 def supported(device: torch.device) -> bool:

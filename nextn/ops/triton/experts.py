@@ -19,12 +19,13 @@ from torch import Tensor
 
 from nextn.ops.base import Columns
 from nextn.ops.fp8 import Weight
-from nextn.ops.triton.early import early, wait
+from nextn.ops.triton.early import early, let_next_start, wait
 from nextn.ops.triton.product import ROWS, operand, product, tile_of, two_products
 from nextn.ops.triton.rows import mixed
 
 SQUARE = 8192  # experts times pairs that are compared at a time
 FEW = 256  # pairs: up to so many, 64 at a time are faster than 256
+APART = 4  # rows: of so few, hardly any two go to one expert, and each pair is a tile
 
 
 @triton.jit
@@ -38,6 +39,7 @@ def _tiles(
     Worked example, M = 2: ids 5 3 5 5 -> tiles (3: pair 1), (5: pairs 0, 2), (5: pair 3).
     """
     wait(PDL)
+    let_next_start(PDL)
     e = tl.arange(0, E)
     count = tl.zeros((E,), dtype=tl.int32)
     for at in range(0, pairs, PAIRS):
@@ -64,14 +66,19 @@ def _tiles(
 
 
 @triton.jit
-def _tile(order, filled, tiles, pairs, rows, top_k, M: tl.constexpr):
+def _tile(order, owner, filled, tiles, pairs, rows, top_k, M: tl.constexpr, APART: tl.constexpr):
     """Of this program's tile: how many pairs it has, their numbers, their tokens. Tiles from `tiles` on are
-    the shared expert's: all `rows` tokens, whose pairs are numbered from `pairs` on."""
+    the shared expert's: all `rows` tokens, whose pairs are numbered from `pairs` on. APART: see `Tiles`."""
     tile, i = tl.program_id(0), tl.arange(0, M)
     routed = tile < tiles
     after = (tile - tiles) * M
-    n = tl.where(routed, tl.load(filled + tile, mask=routed, other=0), tl.minimum(rows - after, M))
-    pair = tl.load(order + tile * M + i, mask=routed & (i < n), other=0)
+    if APART:
+        n = (tl.load(owner + tile, mask=routed, other=-1) >= 0).to(tl.int32)
+        pair = tile + i
+    else:
+        n = tl.load(filled + tile, mask=routed, other=0)
+        pair = tl.load(order + tile * M + i, mask=routed & (i < n), other=0)
+    n = tl.where(routed, n, tl.minimum(rows - after, M))
     pair = tl.where(routed, pair, pairs + after + i)
     return n, pair, tl.where(routed, pair // top_k, after + i)
 
@@ -80,13 +87,13 @@ def _tile(order, filled, tiles, pairs, rows, top_k, M: tl.constexpr):
 def _gate_up(
     x, w, s, shared, shared_s, out, order, owner, filled, tiles, pairs, rows, top_k, width, n_in, x_row,
     w_expert, w_row, s_expert, s_row, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
-    B: tl.constexpr, PDL: tl.constexpr,
+    B: tl.constexpr, APART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out [pairs + rows, width] <- silu(x G^T) * (x U^T) of each pair's token and expert. s, B: see
     `product`."""
     wait(PDL)
     tile, i = tl.program_id(0), tl.arange(0, M)
-    n, pair, token = _tile(order, filled, tiles, pairs, rows, top_k, M)
+    n, pair, token = _tile(order, owner, filled, tiles, pairs, rows, top_k, M, APART)
     if n <= 0:
         return
     weight, scale = shared, shared_s
@@ -99,6 +106,7 @@ def _gate_up(
         a, i < n, weight + col * w_row, weight + after * w_row, ok, scale + col * s_row,
         scale + after * s_row, n_in, M, N, K, EVEN, B,
     )  # fmt: skip
+    let_next_start(PDL)
     hidden = gate / (1.0 + tl.exp(-gate)) * up
     to = out + pair[:, None] * width + col[None, :]
     tl.store(to, hidden.to(out.dtype.element_ty), mask=(i < n)[:, None] & (col < width)[None, :])
@@ -108,13 +116,13 @@ def _gate_up(
 def _down(
     x, w, s, shared, shared_s, out, order, owner, filled, tiles, pairs, rows, top_k, n_out, n_in, w_expert,
     w_row, s_expert, s_row, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
-    B: tl.constexpr, PDL: tl.constexpr,
+    B: tl.constexpr, APART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out [pairs + rows, n_out] f32 <- x [pairs + rows, n_in] times each pair's expert. s, B: see
     `product`."""
     wait(PDL)
     tile, i = tl.program_id(0), tl.arange(0, M)
-    n, pair, _ = _tile(order, filled, tiles, pairs, rows, top_k, M)
+    n, pair, _ = _tile(order, owner, filled, tiles, pairs, rows, top_k, M, APART)
     if n <= 0:
         return
     weight, scale = shared, shared_s
@@ -124,6 +132,7 @@ def _down(
     col = tl.program_id(1) * N + tl.arange(0, N)
     a, ok = x + pair * n_in, col < n_out
     acc = product(a, i < n, weight + col * w_row, ok, scale + col * s_row, n_in, 1, M, N, K, EVEN, B)
+    let_next_start(PDL)
     to = out + pair[:, None] * n_out + col[None, :]
     tl.store(to, acc, mask=(i < n)[:, None] & ok[None, :])
 
@@ -133,24 +142,30 @@ def _mix(parts, weights, out, rows, width, top_k: tl.constexpr, C: tl.constexpr,
     """out [T, C] f32 <- a token's experts, in the order of its ids, each times its weight; 0 from row `rows`
     on."""
     wait(PDL)
+    let_next_start(PDL)
     row, c = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
     ok = c < tl.where(row < rows, width, 0)
     tl.store(out + row * width + c, mixed(parts, weights, row, c, ok, width, top_k, C), mask=c < width)
 
 
 class Tiles(NamedTuple):
-    """Whose rows are computed together, see `_tiles`. shape: of the ids, [R, K]."""
+    """Whose rows are computed together, see `_tiles`. shape: of the ids, [R, K]. apart: each pair is a tile,
+    and the three arrays are the pairs' experts, negative where that is elsewhere."""
 
     order: Tensor
     owner: Tensor
     filled: Tensor
     shape: torch.Size
+    apart: bool
 
 
 def dispatch(ids: Tensor, count: int) -> Tiles:
     """ids [R, K] int64, of `count` experts; negative: elsewhere."""
     assert ids.is_contiguous()
     pairs = ids.numel()
+    if len(ids) <= APART:
+        each = ids.view(-1)
+        return Tiles(each, each, each, ids.shape, True)
     most = min(pairs, pairs // ROWS + min(count, pairs))  # tiles
     order = torch.empty(most * ROWS, dtype=torch.int32, device=ids.device)
     owner, filled = torch.empty(2, most, dtype=torch.int32, device=ids.device)
@@ -160,7 +175,7 @@ def dispatch(ids: Tensor, count: int) -> Tiles:
         ids, order, owner, filled, pairs, most, M=ROWS, E=square, PAIRS=max(16, most_pairs), num_warps=8,
         **early(ids.device),
     )  # fmt: skip
-    return Tiles(order, owner, filled, ids.shape)
+    return Tiles(order, owner, filled, ids.shape, False)
 
 
 def experts(
@@ -190,7 +205,7 @@ def _middle(x: Tensor, tiles: Tiles, gate_up: Weight, shared: Weight | None = No
     assert x.stride(1) == 1
     assert gate_up.is_contiguous()
     assert shared is None or (shared.is_contiguous() and shared.shape == gate_up.shape[1:])
-    order, owner, filled, (rows, top_k) = tiles
+    order, owner, filled, (rows, top_k), apart = tiles
     w, beside = operand(gate_up), operand(gate_up if shared is None else shared)
     assert w.block == beside.block
     hidden, width, pairs = gate_up.shape[2], gate_up.shape[1] // 2, rows * top_k
@@ -200,7 +215,7 @@ def _middle(x: Tensor, tiles: Tiles, gate_up: Weight, shared: Weight | None = No
     _gate_up[len(owner) + triton.cdiv(others, ROWS), triton.cdiv(width, tile.columns)](
         x, w.data, w.scale, beside.data, beside.scale, out, order, owner, filled, len(owner), pairs,
         others, top_k, width, hidden, x.stride(0), *w.data.stride()[:2], *w.scale.stride()[:2], M=ROWS,
-        N=tile.columns, K=tile.step, EVEN=hidden % (w.block or tile.step) == 0, B=w.block,
+        N=tile.columns, K=tile.step, EVEN=hidden % (w.block or tile.step) == 0, B=w.block, APART=apart,
         num_warps=tile.warps, num_stages=tile.stages, **early(x.device),
     )  # fmt: skip
     return out
@@ -210,7 +225,7 @@ def _results(middle: Tensor, tiles: Tiles, down: Weight, shared: Weight | None =
     """middle: all columns of it -> as many rows, [C] f32 each."""
     assert down.is_contiguous()
     assert shared is None or (shared.is_contiguous() and shared.shape == down.shape[1:])
-    order, owner, filled, (rows, top_k) = tiles
+    order, owner, filled, (rows, top_k), apart = tiles
     w, beside = operand(down), operand(down if shared is None else shared)
     assert w.block == beside.block
     _, hidden, width = down.shape
@@ -220,7 +235,7 @@ def _results(middle: Tensor, tiles: Tiles, down: Weight, shared: Weight | None =
     _down[len(owner) + triton.cdiv(count - pairs, ROWS), triton.cdiv(hidden, tile.columns)](
         middle, w.data, w.scale, beside.data, beside.scale, out, order, owner, filled, len(owner), pairs,
         count - pairs, top_k, hidden, width, *w.data.stride()[:2], *w.scale.stride()[:2], M=ROWS,
-        N=tile.columns, K=tile.step, EVEN=width % (w.block or tile.step) == 0, B=w.block,
+        N=tile.columns, K=tile.step, EVEN=width % (w.block or tile.step) == 0, B=w.block, APART=apart,
         num_warps=tile.warps, num_stages=tile.stages, **early(middle.device),
     )  # fmt: skip
     return out

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nextn.ops.triton.early import early, wait
+from nextn.ops.triton.early import early, let_next_start, wait
 
 
 @triton.jit
@@ -22,6 +22,7 @@ def _write_kv(
     """Heads of a row of qkv: `heads` queries, `groups` keys and as many values. Entries of the cache are, for
     each key, [value | key]."""
     wait(PDL)
+    let_next_start(PDL)
     row, head, width = tl.program_id(0), tl.program_id(1), nope + 2 * half
     x, b = qkv + row * row_step + head * width, bias + head * width
     entry = cache + tl.load(slots + row).to(tl.int64) * cache_row

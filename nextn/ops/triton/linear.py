@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nextn.ops.fp8 import Weight
-from nextn.ops.triton.early import early, wait
+from nextn.ops.triton.early import early, let_next_start, wait
 from nextn.ops.triton.product import Operand, operand, product, tile_of, two_products
 
 
@@ -32,6 +32,7 @@ def _matmul(
         x + head * x_head + row * x_row, row_ok, w + head * w_head + col * w_out, col_ok, s + col * s_out,
         n_in, w_in, M, N, K, EVEN, B,
     )  # fmt: skip
+    let_next_start(PDL)
     to, ok = head * out_head + row[:, None] * out_row + col[None, :], row_ok[:, None] & col_ok[None, :]
     tl.store(out + to, acc.to(out.dtype.element_ty), mask=ok)
 
@@ -51,6 +52,7 @@ def _absorb(
     row_ok, col_ok = row < rows, col < n_out
     of_head = q + head * q_head + row * q_row
     acc = product(of_head, row_ok, w + head * w_head + col, col_ok, w, n_in, w_in, M, N, K, EVEN, 0)
+    let_next_start(PDL)
     to = out + head * out_head + row * out_row
     tl.store(
         to[:, None] + col[None, :], (acc * scale).to(out.dtype.element_ty),
@@ -85,6 +87,7 @@ def _gate_up(
         a, row_ok, w + col * w_row, w + after * w_row, col_ok, s + col * s_row, s + after * s_row, n_in,
         M, N, K, EVEN, B,
     )  # fmt: skip
+    let_next_start(PDL)
     hidden = gate / (1.0 + tl.exp(-gate)) * up
     to = out + row[:, None] * width + col[None, :]
     tl.store(to, hidden.to(out.dtype.element_ty), mask=row_ok[:, None] & col_ok[None, :])

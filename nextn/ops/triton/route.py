@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nextn.ops.triton.early import early, wait
+from nextn.ops.triton.early import early, let_next_start, wait
 
 EXPERTS, BLOCK = 4, 1024  # of a program of the product; elements that it takes at a time
 
@@ -25,6 +25,7 @@ EXPERTS, BLOCK = 4, 1024  # of a program of the product; elements that it takes 
 def _scores(x, router, logits, experts, width, x_row, E: tl.constexpr, C: tl.constexpr, PDL: tl.constexpr):
     """logits [T, experts] <- x [T, width] times router [experts, width]."""
     wait(PDL)
+    let_next_start(PDL)
     row, e, c = tl.program_id(0), tl.program_id(1) * E + tl.arange(0, E), tl.arange(0, C)
     acc = tl.zeros((E, C), dtype=tl.float32)
     for at in range(0, width, C):
@@ -46,6 +47,7 @@ def _route(
     G: tl.constexpr, S: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait(PDL)
+    let_next_start(PDL)
     row = tl.program_id(0)
     place = tl.arange(0, G * S)
     group, one = place // S, place % S

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nextn.ops.base import Addend, Mixture
-from nextn.ops.triton.early import early, wait
+from nextn.ops.triton.early import early, let_next_start, wait
 
 
 @triton.jit
@@ -33,6 +33,7 @@ def _norm(x, weight, out, width, eps, C: tl.constexpr):
 @triton.jit
 def _rms_norm(x, weight, out, x_row, width, eps, C: tl.constexpr, PDL: tl.constexpr):
     wait(PDL)
+    let_next_start(PDL)
     row = tl.program_id(0)
     _norm(x + row * x_row, weight, out + row * width, width, eps, C)
 
@@ -56,6 +57,7 @@ def _add_norm(
     """x [T, width] f32 <- x + first + second, as many of them as ADDED says, + those of the first `routed`
     rows' TOP_K experts; out <- its norm."""
     wait(PDL)
+    let_next_start(PDL)
     row, c = tl.program_id(0), tl.arange(0, C)
     ok = c < width
     at = row * width + c
@@ -81,6 +83,7 @@ def _write_latent(
     """A row of latent [T, rank + 2 * half], first part normed, pairs of the other rotated, to its slot.
     QUERY: besides, in programs of their own, normed [T, query_width] <- the norm of query."""
     wait(PDL)
+    let_next_start(PDL)
     row, i = tl.program_id(0), tl.arange(0, HALF)
     if tl.program_id(1) == 0:
         x = latent + row * row_step
