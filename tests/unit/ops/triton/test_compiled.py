@@ -31,7 +31,7 @@ def compiled(capability, folder, *options):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "options"),
-    [(80, ("bfloat16", "v3", "1")), (90, ("bfloat16", "v3", "2,300")), (90, ("float32", "1b", "2"))],
+    [(80, ("bfloat16", "v3", "8")), (90, ("bfloat16", "v3", "2,300")), (90, ("float32", "1b", "8"))],
 )
 def test_every_kernel_compiles(capability, options, tmp_path):
     found = compiled(capability, tmp_path, *options)
