@@ -23,11 +23,11 @@ from nextn.models.graphs import bucket, most_positions
 from nextn.ops.base import align
 from nextn.sampling.row_draws import Choosing
 from nextn.scheduler.plan import Plan, SpanPlan, SpanResult, StepResult
-from nextn.speculative.device import step as columns
-from nextn.speculative.device.drafts import Drafting
+from nextn.speculative.device import columns
 from nextn.speculative.device.graphs import OneByOne, StepPasses
 from nextn.speculative.device.seats import Load, Seat, make_seat
-from nextn.speculative.device.step import DeviceStep, StepShape
+from nextn.speculative.device.shape import Drafting, StepShape
+from nextn.speculative.device.step import DeviceStep
 from nextn.speculative.state import RequestState
 from nextn.speculative.verifier import NO_CHOICE
 from nextn.speculative.work import StepWork

@@ -24,10 +24,10 @@ from nextn.request import SamplingParams
 from nextn.sampling.row_draws import Choosing
 from nextn.scheduler.plan import Plan, SpanResult
 from nextn.speculation import Speculation
-from nextn.speculative.device.drafts import Drafting
 from nextn.speculative.device.graphs import StepGraphs, graph_bytes
 from nextn.speculative.device.relay import Relay
-from nextn.speculative.device.step import DeviceStep, StepShape
+from nextn.speculative.device.shape import Drafting, StepShape
+from nextn.speculative.device.step import DeviceStep
 
 # Of the graphs that are captured at start; the others are as the load needs them.
 LONGEST = (512, 2048)

@@ -56,7 +56,8 @@ class CudaModel(TorchModel):
     def best_draft(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         if self.draft_rows is not None or self.group.size > 1:
             return self.ops.best_token(self.draft_logits(hidden))
-        return self.ops.best_of_product(hidden, self.head)[:2]
+        tokens, confidence = self.ops.best_of_product(hidden, self.head)
+        return tokens.clamp(min=0), confidence  # of no choice any token, but one that exists
 
     def _run(
         self, kind: Hashable, compute: Pass, batch: PackedBatch, hidden: Tensor | None, pool: KVPool

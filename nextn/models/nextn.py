@@ -36,12 +36,22 @@ class NextN:
         }
 
     def forward(
-        self, hidden: Tensor, embeds: Tensor, batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor
+        self,
+        hidden: Tensor,
+        rows: Tensor | None,
+        batch: Batch,
+        embedding: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        cache: Tensor,
     ) -> Tensor:
-        """hidden [T, C] at the batch's positions, embeds [T, C] of the tokens one further -> [T, C]."""
-        eps = self.cfg.rms_norm_eps
-        parts = self.ops.rms_norm(embeds, self.enorm, eps), self.ops.rms_norm(hidden, self.hnorm, eps)
-        both = torch.cat(parts if self.spec.embedding_first else parts[::-1], dim=-1)
+        """States [T, C] at the batch's positions, which are those rows of `hidden` or all of it, and the
+        batch's tokens, one position further -> [T, C]. cos, sin: the tables."""
+        eps, spec = self.cfg.rms_norm_eps, self.spec
+        both, cos, sin = self.ops.embed_beside(
+            batch.tokens, batch.positions, embedding, cos, sin, hidden, rows, self.enorm, self.hnorm, eps,
+            spec.embedding_first, spec.masks_first,
+        )  # fmt: skip
         x = self.ops.linear(both, self.eh_proj, torch.float32)
         x, added = self.layer.forward(x, (), batch, cos, sin, cache)
         return self.ops.add_norm(x, added, self.norm, eps)[1]

@@ -131,8 +131,7 @@ class TorchModel:
             for moe in self._parallel:
                 moe.idle()
             return torch.empty(0, self.config.hidden_size, dtype=self.dtype, device=self.device)
-        cos, sin = self.cos[batch.positions], self.sin[batch.positions]
-        x = self.embedding[batch.tokens].float()
+        x, cos, sin = self.ops.embed(batch.tokens, batch.positions, self.embedding, self.cos, self.sin)
         added: Sequence[Addend] = ()
         for i, layer in enumerate(self.layers):
             x, added = layer.forward(x, added, batch, cos, sin, pool.layer(i))
@@ -149,9 +148,11 @@ class TorchModel:
         return self.vocabulary.whole(logits.index_copy_(1, self.draft_rows, some))
 
     def draft(self, batch: Batch, hidden: Tensor, pool: KVPool, layer: int = 0) -> Tensor:
-        module = self.nextn[layer]
-        cos, sin = self.cos[batch.positions], self.sin[batch.positions]
-        embeds = self.embedding[batch.tokens]
-        if self.config.mtp.masks_first:
-            embeds = embeds.masked_fill((batch.positions == 0)[:, None], 0)
-        return module.forward(hidden, embeds, batch, cos, sin, pool.layer(len(self.layers) + layer))
+        return self.draft_from(batch, hidden, None, pool, layer)
+
+    def draft_from(
+        self, batch: Batch, hidden: Tensor, rows: Tensor | None, pool: KVPool, layer: int = 0
+    ) -> Tensor:
+        """`draft` of a batch on the device. rows: [T], if given, of `hidden`, in place of its own order."""
+        cache = pool.layer(len(self.layers) + layer)
+        return self.nextn[layer].forward(hidden, rows, batch, self.embedding, self.cos, self.sin, cache)

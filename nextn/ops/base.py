@@ -125,6 +125,31 @@ class Ops(Protocol):
     name: str
     exact_columns: bool
 
+    def embed(
+        self, tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """tokens, positions [T], embedding [V, C], cos and sin [positions, P / 2] f32 -> the tokens' embeddings
+        [T, C] f32, and the rows' cos and sin [T, P / 2]."""
+
+    def embed_beside(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        embedding: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        hidden: Tensor,
+        rows: Tensor | None,
+        embedding_norm: Tensor,
+        hidden_norm: Tensor,
+        eps: float,
+        embedding_first: bool,
+        masks_first: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The norms of embeddings, and of hidden [N, C] or of those of its rows, [T] -> both [T, 2 * C], the
+        embedding's half first or last, of the embedding's dtype; and the rows' cos and sin [T, P / 2].
+        masks_first: embeddings are 0 at position 0."""
+
     def linear(self, x: Tensor, weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
         """x [T, n_in], weight [n_out, n_in] -> [T, n_out] of this dtype, by default that of x."""
 
@@ -264,6 +289,6 @@ class Ops(Protocol):
         it is above the next one. logits [N, V] f32, which may be written over -> ids [N] int64, confidence
         [N] f32, +infinity above -infinity, 0 where all are -infinity. Where a logit is NaN: any id."""
 
-    def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`best_token` of `linear(x, weight, f32)`, to the bit, and its logit, [T] f32: NaN where a logit of
-        the row is NaN. The others need not be written to memory."""
+    def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """`best_token` of `linear(x, weight, f32)`, to the bit, but NO_TOKEN where the best logit is infinite
+        or one is NaN. Logits need not be written to memory."""

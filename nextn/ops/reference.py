@@ -10,6 +10,7 @@ Shapes are those of `nextn.ops.base`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nextn.ops.base import KV_BLOCK, ROW_ALIGN, Addend, Columns, Mixture, Spans
+from nextn.ops.base import KV_BLOCK, NO_TOKEN, ROW_ALIGN, Addend, Columns, Mixture, Spans
 from nextn.ops.best import best_token
 from nextn.ops.fp8 import Weight, widened
 from nextn.ops.gather import Gathered, gathered
@@ -53,6 +54,34 @@ class Reference:
     def __init__(self, modes: Mapping[Shape, Mode] | None = None) -> None:
         """modes: from `product_modes`; a shape that is not in it goes the direct way."""
         self.modes = {shape: mode for shape, mode in (modes or {}).items() if mode != "direct"}
+
+    def embed(
+        self, tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return embedding[tokens].float(), cos[positions], sin[positions]
+
+    def embed_beside(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        embedding: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        hidden: Tensor,
+        rows: Tensor | None,
+        embedding_norm: Tensor,
+        hidden_norm: Tensor,
+        eps: float,
+        embedding_first: bool,
+        masks_first: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        embeds = embedding[tokens]
+        if masks_first:
+            embeds = embeds.masked_fill((positions == 0)[:, None], 0)
+        states = hidden if rows is None else hidden.index_select(0, rows)
+        parts = self.rms_norm(embeds, embedding_norm, eps), self.rms_norm(states, hidden_norm, eps)
+        both = torch.cat(parts if embedding_first else parts[::-1], dim=-1)
+        return both, cos[positions], sin[positions]
 
     def linear(self, x: Tensor, weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
         return self._linear(x, widened(weight, x.dtype)).to(dtype or x.dtype)
@@ -203,10 +232,11 @@ class Reference:
             out, total = out + part[:, i], total + norm[:, i]
         return out / total
 
-    def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.linear(x, weight, torch.float32)
-        best = logits.amax(dim=-1)
-        return *best_token(logits), best
+        finite = logits.amax(dim=-1).abs() < math.inf  # false of NaN
+        tokens, confidence = best_token(logits)
+        return torch.where(finite, tokens, NO_TOKEN), confidence
 
     def heads_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._bmm(x.transpose(0, 1), weight).transpose(0, 1)

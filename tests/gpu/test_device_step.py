@@ -23,10 +23,10 @@ from support.device_steps import Job, make_runner, same_results, serve, small_mo
 from support.engine_runs import runner_of
 
 from nextn.sampling.row_draws import Choosing
-from nextn.speculative.device.drafts import Drafting
 from nextn.speculative.device.graphs import OneByOne, StepGraphs, graph_bytes
 from nextn.speculative.device.relay import Relay
-from nextn.speculative.device.step import DeviceStep, StepShape
+from nextn.speculative.device.shape import Drafting, StepShape
+from nextn.speculative.device.step import DeviceStep
 
 pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)

@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 from nextn.ops.base import Columns, Spans
 from nextn.ops.reference import _swiglu
-from nextn.speculative.device.step import DeviceStep, StepShape
+from nextn.speculative.device.shape import StepShape
+from nextn.speculative.device.step import DeviceStep
 
 MOST = 64  # positions that a row sees
 READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::is_nonzero")

@@ -16,6 +16,22 @@ class ShapeOps:
     name = "shapes"
     exact_columns = True
 
+    def embed(
+        self, tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        assert tokens.shape == positions.shape
+        rows, half = len(tokens), cos.shape[1]
+        x = embedding.new_empty(rows, embedding.shape[1], dtype=torch.float32)
+        return x, cos.new_empty(rows, half), sin.new_empty(rows, half)
+
+    def embed_beside(
+        self, tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor, hidden: Tensor,
+        rows: Tensor | None, *rest: Any,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        assert len(hidden if rows is None else rows) == len(tokens)
+        x, cos, sin = self.embed(tokens, positions, embedding, cos, sin)
+        return embedding.new_empty(len(x), 2 * x.shape[1]), cos, sin
+
     def linear(self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         assert x.shape[1] == weight.shape[1]
         return x.new_empty(len(x), len(weight), dtype=dtype or x.dtype)
@@ -51,8 +67,8 @@ class ShapeOps:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         return self.experts(x, runs, gate_up, down), self.swiglu_mlp(x, shared_gate_up, shared_down)
 
-    def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return *self.best_token(self.linear(x, weight, torch.float32)), x.new_empty(len(x)).float()
+    def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return self.best_token(self.linear(x, weight, torch.float32))
 
     def absorb(self, q: Tensor, key_up: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
         return q.new_empty(*q.shape[:2], key_up.shape[2] + 2 * cos.shape[1])

@@ -13,24 +13,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nextn.ops.base import NO_TOKEN
 from nextn.ops.triton.early import early, let_next_start, wait
 from nextn.ops.triton.product import product, tile_of
 
 BLOCK = 4096  # logits at a time
 TILES = 512  # tiles of logits at a time
 NOWHERE = tl.constexpr(2147483647)
+NOTHING = tl.constexpr(NO_TOKEN)
 
 
 @triton.jit
-def _choose(best, second, where, ids, confidence):
-    """Of lanes, each with the place of its best and the second best besides. Returns the best."""
+def _choose(best, second, where, confidence):
+    """Of lanes, each with the place of its best and the second best besides. Returns the best and its
+    place."""
     most = tl.max(best, axis=0)
     chosen = tl.min(tl.where(best == most, where, NOWHERE), axis=0)
     others = tl.max(tl.where(where == chosen, second, best), axis=0)
-    tl.store(ids, chosen.to(tl.int64))
     differ = most > others  # else both may be infinite
     tl.store(confidence, tl.where(differ, most, 0.0) - tl.where(differ, others, 0.0))
-    return most
+    return most, chosen
 
 
 @triton.jit
@@ -49,7 +51,8 @@ def _best_token(logits, ids, confidence, vocab, row_step, V: tl.constexpr, PDL: 
         second = tl.maximum(second, tl.where(ahead, best, z))
         where = tl.where(ahead, at + v, where)
         best = tl.where(ahead, z, best)
-    _choose(best, second, where, ids + row, confidence + row)
+    _, chosen = _choose(best, second, where, confidence + row)
+    tl.store(ids + row, chosen.to(tl.int64))
 
 
 @triton.jit
@@ -81,7 +84,7 @@ def _tile_bests(
 
 @triton.jit
 def _best_tile(
-    bests, seconds, places, wrong, ids, confidence, logit, tiles, V: tl.constexpr, PDL: tl.constexpr
+    bests, seconds, places, wrong, ids, confidence, tiles, V: tl.constexpr, PDL: tl.constexpr
 ):
     wait(PDL)
     let_next_start(PDL)
@@ -100,8 +103,9 @@ def _best_tile(
         second = tl.maximum(second, tl.where(ahead, tl.maximum(best, next_one), z))
         where = tl.where(ahead, place, where)
         best = tl.where(ahead, z, best)
-    most = _choose(best, second, where, ids + row, confidence + row)
-    tl.store(logit + row, tl.where(tl.max(bad, axis=0) > 0, float("nan"), most))
+    most, chosen = _choose(best, second, where, confidence + row)
+    none = (tl.max(bad, axis=0) > 0) | (tl.abs(most) == float("inf"))
+    tl.store(ids + row, tl.where(none, NOTHING, chosen).to(tl.int64))
 
 
 def best_token(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,8 +123,9 @@ def best_token(logits: Tensor) -> tuple[Tensor, Tensor]:
     return ids, confidence
 
 
-def best_of_product(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x [T, n_in], weight [V, n_in] -> ids [T] int64, confidence [T] f32, the best logit [T] f32."""
+def best_of_product(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """x [T, n_in], weight [V, n_in] -> ids [T] int64, NO_TOKEN where the best logit is infinite or one is
+    NaN, and confidence [T] f32."""
     assert x.stride(1) == weight.stride(1) == 1
     (rows, n_in), vocab = x.shape, weight.shape[0]
     tile = tile_of(rows, vocab, n_in, weight.dtype)
@@ -133,10 +138,10 @@ def best_of_product(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         num_warps=tile.warps, num_stages=tile.stages, **early(x.device),
     )  # fmt: skip
     ids = torch.empty(rows, dtype=torch.int64, device=x.device)
-    confidence, logit = torch.empty(2, rows, dtype=torch.float32, device=x.device)
+    confidence = torch.empty(rows, dtype=torch.float32, device=x.device)
     block = min(TILES, triton.next_power_of_2(tiles))
     _best_tile[(rows,)](
-        best, second, where, wrong, ids, confidence, logit, tiles, V=block, num_warps=max(1, block // 128),
+        best, second, where, wrong, ids, confidence, tiles, V=block, num_warps=max(1, block // 128),
         **early(x.device),
     )  # fmt: skip
-    return ids, confidence, logit
+    return ids, confidence

@@ -10,7 +10,7 @@ from torch import Tensor
 from nextn.ops.base import Addend, Columns, Spans
 from nextn.ops.fp8 import Weight
 from nextn.ops.naive import naive_attention
-from nextn.ops.triton import attention, best, heads, linear, route, rows
+from nextn.ops.triton import attention, best, embed, heads, linear, route, rows
 from nextn.ops.triton import experts as moe
 from nextn.ops.triton.product import ROWS
 
@@ -20,6 +20,31 @@ class TritonOps:
     exact_columns = True  # see product.py
 
     naive_attention = staticmethod(naive_attention)
+
+    def embed(
+        self, tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return embed.embed(tokens, positions, embedding, cos, sin)
+
+    def embed_beside(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        embedding: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        hidden: Tensor,
+        rows: Tensor | None,
+        embedding_norm: Tensor,
+        hidden_norm: Tensor,
+        eps: float,
+        embedding_first: bool,
+        masks_first: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return embed.embed_beside(
+            tokens, positions, embedding, cos, sin, hidden, rows, embedding_norm, hidden_norm, eps,
+            embedding_first, masks_first,
+        )  # fmt: skip
 
     def linear(self, x: Tensor, weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
         return linear.linear(x, weight, dtype or x.dtype)
@@ -131,5 +156,5 @@ class TritonOps:
     def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return best.best_token(logits)
 
-    def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         return best.best_of_product(x, weight)

@@ -11,7 +11,8 @@ from typing import Protocol
 
 import torch
 
-from nextn.speculative.device.step import DeviceStep, StepShape
+from nextn.speculative.device.shape import StepShape
+from nextn.speculative.device.step import DeviceStep
 
 log = logging.getLogger("nextn.engine")
 

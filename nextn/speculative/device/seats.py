@@ -15,9 +15,10 @@ from nextn.cutoff import Cutoff
 from nextn.draft import Draft
 from nextn.sampling.penalties import penalized
 from nextn.sampling.row_draws import Choosing
+from nextn.speculative.device.columns import INPUTS
 from nextn.speculative.device.gate import NUMBERS, cutoff_numbers
 from nextn.speculative.device.relay import ENDS, WIDTH, Start, choosing_of, relay_row
-from nextn.speculative.device.step import INPUTS, DeviceStep
+from nextn.speculative.device.step import DeviceStep
 from nextn.speculative.state import RequestState
 
 

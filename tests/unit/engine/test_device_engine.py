@@ -16,9 +16,10 @@ from nextn.engine.thread import ThreadExecutor
 from nextn.kvcache.pool import KVPool
 from nextn.llm import LLM
 from nextn.request import SamplingParams, SpeculativeParams
+from nextn.speculative.device.columns import RESULTS
 from nextn.speculative.device.graphs import OneByOne
 from nextn.speculative.device.relay import Relay
-from nextn.speculative.device.step import RESULTS, DeviceStep
+from nextn.speculative.device.step import DeviceStep
 
 ASKED = [
     SamplingParams(max_tokens=12, temperature=0, ignore_eos=True),

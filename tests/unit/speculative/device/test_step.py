@@ -11,9 +11,9 @@ from support.sharing import shared_model
 
 from nextn.kvcache.pool import KVPool
 from nextn.sampling.row_draws import Choosing
-from nextn.speculative.device.drafts import Drafting
 from nextn.speculative.device.relay import Relay
-from nextn.speculative.device.step import DeviceStep, StepShape
+from nextn.speculative.device.shape import Drafting, StepShape
+from nextn.speculative.device.step import DeviceStep
 
 REQUESTS = 4
 

@@ -1,0 +1,118 @@
+"""What a pass begins with, in one launch: embeddings and the rotations of the rows' positions; before a NextN
+module, the norms of embeddings and hidden states side by side.
+
+Shapes: T rows, C hidden, P rotated elements.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _take_turns(cos, sin, row_cos, row_sin, row, position, half, HALF: tl.constexpr):
+    """Of one row."""
+    i = tl.arange(0, HALF)
+    tl.store(row_cos + row * half + i, tl.load(cos + position * half + i, mask=i < half), mask=i < half)
+    tl.store(row_sin + row * half + i, tl.load(sin + position * half + i, mask=i < half), mask=i < half)
+
+
+@triton.jit
+def _embed(
+    tokens, positions, embedding, cos, sin, x, row_cos, row_sin, width, half, C: tl.constexpr,
+    HALF: tl.constexpr,
+):  # fmt: skip
+    row, c = tl.program_id(0), tl.arange(0, C)
+    token = tl.load(tokens + row).to(tl.int64)
+    value = tl.load(embedding + token * width + c, mask=c < width)
+    tl.store(x + row * width + c, value.to(tl.float32), mask=c < width)
+    _take_turns(cos, sin, row_cos, row_sin, row, tl.load(positions + row), half, HALF)
+
+
+@triton.jit
+def _embed_beside(
+    tokens, positions, embedding, cos, sin, hidden, rows, embedding_norm, hidden_norm, both, row_cos, row_sin,
+    hidden_row, width, half, eps, SOME: tl.constexpr, FIRST: tl.constexpr, MASKS: tl.constexpr,
+    C: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """Programs (row, 0) take the embedding and the rotations, programs (row, 1) the hidden state. SOME: is it
+    one of `rows`? The norm's arithmetic is that of `nextn.ops.triton.rows.rms_norm`."""
+    row, part, c = tl.program_id(0), tl.program_id(1), tl.arange(0, C)
+    there = c < width
+    to = both + 2 * row * width + (width if (part == 0) != FIRST else 0)
+    if part == 0:
+        position = tl.load(positions + row)
+        _take_turns(cos, sin, row_cos, row_sin, row, position, half, HALF)
+        some = there
+        if MASKS:
+            some = there & (position > 0)
+        token = tl.load(tokens + row).to(tl.int64)
+        v = tl.load(embedding + token * width + c, mask=some, other=0.0).to(tl.float32)
+        weight = tl.load(embedding_norm + c, mask=there, other=0.0).to(tl.float32)
+    else:
+        source = row.to(tl.int64)
+        if SOME:
+            source = tl.load(rows + row).to(tl.int64)
+        v = tl.load(hidden + source * hidden_row + c, mask=there, other=0.0).to(tl.float32)
+        weight = tl.load(hidden_norm + c, mask=there, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(v * v, axis=0) / width + eps)
+    tl.store(to + c, (v * scale * weight).to(both.dtype.element_ty), mask=there)
+
+
+def embed(
+    tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """tokens, positions [T], embedding [V, C], cos and sin [positions, P / 2] f32 -> [T, C] f32, [T, P / 2]
+    of each."""
+    rows, width = len(tokens), _checked(embedding, cos, sin)
+    x = torch.empty(rows, width, dtype=torch.float32, device=tokens.device)
+    row_cos, row_sin, half = _turns(rows, cos)
+    block = triton.next_power_of_2(width)
+    _embed[(rows,)](
+        tokens, positions, embedding, cos, sin, x, row_cos, row_sin, width, half, C=block,
+        HALF=triton.next_power_of_2(half), num_warps=_warps(block),
+    )  # fmt: skip
+    return x, row_cos, row_sin
+
+
+def embed_beside(
+    tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor, hidden: Tensor,
+    rows: Tensor | None, embedding_norm: Tensor, hidden_norm: Tensor, eps: float, embedding_first: bool,
+    masks_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """hidden [N, C], rows [T] of it, or None: all -> both [T, 2 * C], and cos and sin as `embed` has them."""
+    count, width = len(tokens), _checked(embedding, cos, sin)
+    assert hidden.stride(1) == 1
+    assert len(hidden if rows is None else rows) == count
+    both = torch.empty(count, 2 * width, dtype=embedding_norm.dtype, device=tokens.device)
+    row_cos, row_sin, half = _turns(count, cos)
+    block = triton.next_power_of_2(width)
+    _embed_beside[count, 2](
+        tokens, positions, embedding, cos, sin, hidden, tokens if rows is None else rows, embedding_norm,
+        hidden_norm, both, row_cos, row_sin, hidden.stride(0), width, half, eps, SOME=rows is not None,
+        FIRST=embedding_first, MASKS=masks_first, C=block, HALF=triton.next_power_of_2(half),
+        num_warps=_warps(block), enable_fp_fusion=False,
+    )  # fmt: skip
+    return both, row_cos, row_sin
+
+
+def _checked(embedding: Tensor, cos: Tensor, sin: Tensor) -> int:
+    """The embedding's width."""
+    assert embedding.is_contiguous()
+    assert cos.is_contiguous()
+    assert sin.is_contiguous()
+    assert cos.dtype == sin.dtype == torch.float32
+    return embedding.shape[1]
+
+
+def _turns(rows: int, cos: Tensor) -> tuple[Tensor, Tensor, int]:
+    half = cos.shape[1]
+    row_cos, row_sin = (torch.empty(rows, half, dtype=torch.float32, device=cos.device) for _ in range(2))
+    return row_cos, row_sin, half
+
+
+def _warps(block: int) -> int:
+    return min(8, max(1, block // 256))
