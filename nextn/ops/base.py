@@ -128,8 +128,8 @@ class Ops(Protocol):
     def embed(
         self, tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """tokens, positions [T], embedding [V, C], cos and sin [positions, P / 2] f32 -> the tokens' embeddings
-        [T, C] f32, and the rows' cos and sin [T, P / 2]."""
+        """tokens, positions [T], embedding [V, C], cos and sin [positions, P / 2] f32 -> the tokens'
+        embeddings [T, C] f32, and the rows' cos and sin [T, P / 2]."""
 
     def embed_beside(
         self,

@@ -21,6 +21,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from support.device_steps import Job, make_runner, same_results, serve, small_model
 from support.engine_runs import runner_of
+from support.step_numbers import many
 
 from nextn.sampling.row_draws import Choosing
 from nextn.speculative.device.graphs import OneByOne, StepGraphs, graph_bytes
@@ -82,6 +83,11 @@ def test_no_launch_waits_for_the_device(model, params):
     runner.launch = watched
     serve(runner, jobs(params), ahead=True)
     assert strict > 10
+
+
+@pytest.mark.parametrize("count", [1, 7, 100, 512])
+def test_numbers_between_passes_are_those_of_plain_code(count):
+    many(count)
 
 
 def test_memory_of_a_graph_is_given_back(model):

@@ -47,6 +47,45 @@ def parts(rows: int) -> list[tuple[int, int]]:
     return [(0, 1), (rows - 1, 1), (1, 3), (rows // 2, rows - rows // 2), (0, rows - 1)]
 
 
+def check_embed(on: Device) -> None:
+    """What plain torch gives, to the bit."""
+    ops = TritonOps()
+    rows, vocab, width, half = (300, 5000, 7168, 32) if on.large else (7, 9, 40, 3)
+    gen = torch.Generator().manual_seed(0)
+    tokens, positions = (torch.randint(vocab, (rows,), generator=gen).to(on.name) for _ in range(2))
+    embedding = on.rand(vocab, width)
+    cos, sin = (on.rand(vocab, half, seed=seed, dtype=torch.float32) for seed in (1, 2))
+    want = PLAIN.embed(tokens, positions, embedding, cos, sin)
+    for a, b in zip(ops.embed(tokens.int(), positions.int(), embedding, cos, sin), want, strict=True):
+        assert a.dtype == torch.float32
+        assert torch.equal(a, b)
+
+
+def check_embed_beside(on: Device) -> None:
+    """Halves are the norms of the op for norms, to the bit, in either order."""
+    ops = TritonOps()
+    rows, vocab, width, half = (300, 5000, 2048, 32) if on.large else (7, 9, 40, 3)
+    gen = torch.Generator().manual_seed(0)
+    tokens, positions = (torch.randint(vocab, (rows,), generator=gen).to(on.name) for _ in range(2))
+    positions[::3] = 0
+    embedding, hidden = on.rand(vocab, width), on.rand(rows + 4, width + 3, seed=1)[:, 2 : width + 2]
+    norms = [on.rand(width, seed=seed) for seed in (2, 3)]
+    tables = [on.rand(vocab, half, seed=seed, dtype=torch.float32) for seed in (4, 5)]
+    some = torch.randint(rows + 4, (rows,), generator=gen).to(on.name)
+    for first, masks, source in ((True, False, some), (False, True, some.int()), (True, True, None)):
+        states = hidden[:rows] if source is None else hidden
+        args = states, source, *norms, 1e-6, first, masks
+        both, *turns = ops.embed_beside(tokens.int(), positions.int(), embedding, *tables, *args)
+        embeds = embedding[tokens].masked_fill((positions == 0)[:, None] & masks, 0)
+        states = states if source is None else states[some]
+        halves = ops.rms_norm(embeds, norms[0], 1e-6), ops.rms_norm(states, norms[1], 1e-6)
+        assert both.dtype == on.dtype
+        assert torch.equal(both, torch.cat(halves if first else halves[::-1], dim=1))
+        assert all(torch.equal(a, b[positions]) for a, b in zip(turns, tables, strict=True))
+        plain = PLAIN.embed_beside(tokens, positions, embedding, *tables, *args)
+        on.close(both, plain[0].float())
+
+
 def check_linear(on: Device) -> None:
     ops = TritonOps()
     shapes = [(40, 96), (16, 32)] + [(7168, 2048), (2048, 512), (129, 7168)] * on.large

@@ -31,6 +31,13 @@ from nextn.ops.fp8 import Fp8Matrix
 from nextn.ops.triton import attention as attention_kernels
 from nextn.ops.triton import early
 from nextn.ops.triton.ops import TritonOps
+from nextn.sampling.row_draws import Choosing
+from nextn.speculative.device.columns import INPUTS, RESULT_WIDTH
+from nextn.speculative.device.gate import NUMBERS, edges
+from nextn.speculative.device.numbers import StepMemory
+from nextn.speculative.device.relay import Relay
+from nextn.speculative.device.shape import Drafting, StepShape
+from nextn.speculative.device.triton.numbers import TritonNumbers
 
 OPS = TritonOps()
 Calls = Iterator[tuple[str, int]]  # the model and the number of rows of what is called next
@@ -178,6 +185,7 @@ def all_ops(dtype: torch.dtype, models: dict[str, Sizes], counts: list[int]) -> 
         for rows in counts:
             yield model, rows
             x = meta(rows, s.hidden, dtype=dtype)
+            embeddings(s, x)
             attention(s, x)
             grouped_attention(x)
             feed_forward(s, x)
@@ -205,6 +213,33 @@ def fp8_products(models: dict[str, Sizes], counts: list[int]) -> Calls:
 
 def blocks(*shape: int) -> Fp8Matrix:
     return Fp8Matrix.empty(shape, 128, torch.device("meta"))
+
+
+def embeddings(s: Sizes, x: Tensor) -> None:
+    tokens, embedding = meta(len(x), dtype=torch.int32), meta(s.vocab, s.hidden, dtype=x.dtype)
+    cos, norm = meta(4096, s.rope // 2, dtype=torch.float32), meta(s.hidden, dtype=x.dtype)
+    OPS.embed(tokens, tokens, embedding, cos, cos)
+    for rows in (tokens, None):
+        OPS.embed_beside(tokens, tokens, embedding, cos, cos, x, rows, norm, norm, 1e-6, True, True)
+
+
+def step_numbers(counts: list[int]) -> Calls:
+    """What a step on the device launches between its passes, of counts[i] requests."""
+    device = torch.device("meta")
+    for requests in counts:
+        relay = Relay(requests, 64, device)
+        lines = meta(requests, INPUTS, dtype=torch.int32), meta(requests, RESULT_WIDTH, dtype=torch.int32)
+        floats = meta(NUMBERS, dtype=torch.float32), edges(device)
+        for drafting in (Drafting(), Drafting(2, True), Drafting(2, True, gated=True)):
+            yield "step", requests
+            shape = StepShape(requests, requests + 1, drafting, Choosing.GREEDY, 512)
+            numbers = TritonNumbers(StepMemory(relay, *lines, *floats, 16, 1), shape)
+            numbers.begin()
+            numbers.verify(meta(requests + 1, dtype=torch.int64))
+            for step in range(drafting.num_steps):
+                sure = meta(requests, dtype=torch.float32) if drafting.gated else None
+                numbers.guessed(step, meta(requests, dtype=torch.int64), sure)
+            numbers.end()
 
 
 def attention(s: Sizes, x: Tensor) -> None:
@@ -264,6 +299,8 @@ def main(capability: int, dtypes: list[str], models: list[str], counts: list[int
     for dtype in dtypes:
         if dtype == "fp8":
             calls = partial(fp8_products, chosen, counts)
+        elif dtype == "int32":
+            calls = partial(step_numbers, counts)
         else:
             calls = partial(all_ops, getattr(torch, dtype), chosen, counts)
         for one in compiled(capability, calls):

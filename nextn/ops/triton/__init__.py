@@ -3,6 +3,7 @@
 | file | kernels |
 |---|---|
 | `product.py` | the inner loop of every matrix product; which tiles a shape is computed in |
+| `embed.py` | what a pass begins with: embeddings, rotations; a NextN module's two norms |
 | `linear.py` | x W^T, for one matrix or one for each head; queries for the cache; SwiGLU's first half |
 | `rows.py` | what is done row by row: norms, and entries for the cache |
 | `attention.py` | absorbed MLA over the paged cache |

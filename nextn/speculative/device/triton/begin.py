@@ -22,7 +22,14 @@ from nextn.speculative.device.triton.columns import (
     TOKENS,
     WIDTH,
 )  # fmt: skip
-from nextn.speculative.device.triton.layout import ROWS, lanes_of, span_of_rows, store_rows, store_spans
+from nextn.speculative.device.triton.layout import (
+    ROWS,
+    lanes_of,
+    span_of_rows,
+    store_rows,
+    store_spans,
+    warps_of,
+)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["requests", "rows", "most_pages"])
@@ -58,9 +65,9 @@ def _begin(
 
 def begin(inputs: Tensor, rows: Tensor, pages: Tensor, page_size: int, batch: Batch) -> None:
     """batch <- roots and drafts of `inputs` [R, INPUTS], the relay's rows and pages."""
-    spans, total = batch.attention, batch.rows
+    spans, total, lanes = batch.attention, batch.rows, lanes_of(len(inputs))
     _begin[(triton.cdiv(total + 1, ROWS),)](
         inputs, rows, pages, batch.tokens, batch.positions, batch.slots, spans.span_of, spans.starts,
         spans.page_at, spans.cu_rows, spans.cu_paths, len(inputs), total, pages.shape[1], PAGE=page_size,
-        LANES=lanes_of(len(inputs)), ROWS=ROWS, num_warps=4,
+        LANES=lanes, ROWS=ROWS, num_warps=warps_of(lanes),
     )  # fmt: skip

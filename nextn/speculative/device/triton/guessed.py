@@ -26,7 +26,7 @@ from nextn.speculative.device.triton.columns import (
     RESULT_WIDTH,
     TAKEN,
 )  # fmt: skip
-from nextn.speculative.device.triton.layout import lanes_of
+from nextn.speculative.device.triton.layout import lanes_of, warps_of
 
 
 @triton.jit
@@ -110,9 +110,10 @@ def guessed(
         own = batch.attention
         to = batch.tokens, batch.positions, batch.slots, own.page_at, own.cu_rows, own.cu_paths
     wide = requests if batch is None else batch.rows
+    lanes = lanes_of(wide)
     _guessed[(1,)](
         inputs, results, guess, guess if confidence is None else confidence, edges, cutoff, holding, going,
         spans.starts, spans.page_at, spans.table, *to, requests, wide, step, len(edges),
-        GATED=confidence is not None, PASSES=batch is not None, PAGE=page_size, LANES=lanes_of(wide),
-        E=triton.next_power_of_2(len(edges)), num_warps=4, enable_fp_fusion=False,
+        GATED=confidence is not None, PASSES=batch is not None, PAGE=page_size, LANES=lanes,
+        E=triton.next_power_of_2(len(edges)), num_warps=warps_of(lanes), enable_fp_fusion=False,
     )  # fmt: skip

@@ -17,6 +17,11 @@ def lanes_of(requests: int) -> int:
     return next(n for n in (16, 128, 512) if n >= requests)
 
 
+def warps_of(lanes: int) -> int:
+    """Of a program that has little to do for each request."""
+    return max(1, lanes // 64)
+
+
 @triton.jit
 def span_of_rows(counts, row, spans, LANES: tl.constexpr):
     """counts: [LANES], of each span. row: [ROWS]. Returns of each row its span, `spans` if it is of none, and

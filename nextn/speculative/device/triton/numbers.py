@@ -52,10 +52,8 @@ class TritonNumbers:
             self.inputs, self.relay.rows, self.relay.pages, memory.page_size, chosen,
             self.batch.attention.cu_rows, self.results, self._ended, extend,
         )  # fmt: skip
-        self._holding, self._going = (
-            self._ended.new_empty(shape.requests, dtype=torch.float32),
-            self._empty(shape.requests),
-        )
+        self._going = self._empty(shape.requests)
+        self._holding = torch.empty_like(self._going, dtype=torch.float32)
         return extend
 
     def guess_draws(self, step: int) -> RowDraws:
@@ -64,9 +62,7 @@ class TritonNumbers:
 
     def guessed(self, step: int, guess: Tensor, confidence: Tensor | None) -> Batch | None:
         memory = self.memory
-        batch = None
-        if step + 1 < self.shape.drafting.num_steps:
-            batch = self._rows_apart()
+        batch = self._rows_apart() if step + 1 < self.shape.drafting.num_steps else None
         guessed(
             self.inputs, self.results, step, guess, confidence, memory.edges, memory.cutoff, self._holding,
             self._going, self._extend.batch, batch, memory.page_size,

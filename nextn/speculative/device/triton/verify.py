@@ -159,17 +159,16 @@ def verify(
     whose spans begin at cu_rows. extend <- its batch, source [T] and last [R or more], if there is one."""
     assert chosen.is_contiguous()
     requests, total = len(inputs), len(chosen)
-    programs = requests
+    programs, lanes = requests, lanes_of(1)  # which do nothing where there is no pass to lay out
     batch_to: tuple[Tensor, ...] = (chosen,) * 10
     if extend is not None:
         batch, source, last = extend
         spans = batch.attention
-        programs = max(requests, triton.cdiv(total + 1, ROWS))
+        programs, lanes = max(requests, triton.cdiv(total + 1, ROWS)), lanes_of(requests)
         batch_to = (
             batch.tokens, batch.positions, batch.slots, spans.span_of, spans.starts, spans.page_at,
             spans.cu_rows, spans.cu_paths, source, last,
         )  # fmt: skip
-    lanes = lanes_of(requests)
     _verify[(programs,)](
         inputs, rows, pages, chosen, cu_rows, results, ended, *batch_to, requests, len(batch_to[-1]), total,
         pages.shape[1], EXTENDS=extend is not None, PAGE=page_size, LANES=lanes, ROWS=ROWS,

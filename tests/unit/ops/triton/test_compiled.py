@@ -44,6 +44,8 @@ def test_every_kernel_compiles(capability, options, tmp_path):
         "_best_token",
         "_best_tile",
         "_add_norm",
+        "_embed",
+        "_embed_beside",
     }
     for one in found:
         assert one["shared"] <= SHARED[capability], one
@@ -61,6 +63,16 @@ def test_every_kernel_compiles(capability, options, tmp_path):
     if options[0] == "bfloat16":
         parts = [one for one in found if one["kernel"] in ("_attend", "_join")]
         assert not any("FFMA" in one["instructions"] for one in parts)
+
+
+@pytest.mark.slow
+def test_what_a_step_launches_between_its_passes_compiles(tmp_path):
+    """Once for requests up to each number of lanes, whatever the number of requests."""
+    found = compiled(90, tmp_path, "int32", "v3", "1,3,16,512")
+    for kernel, variants in (("_begin", 2), ("_verify", 3), ("_guessed", 8), ("_end", 1)):
+        some = [one for one in found if one["kernel"] == kernel]
+        assert len(some) == variants, some
+        assert all(one["spilled"] == 0 for one in some), some
 
 
 @pytest.mark.slow

@@ -32,6 +32,8 @@ def test_op_in_f32(check):
 @pytest.mark.parametrize(
     "check",
     [
+        "embed",
+        "embed_beside",
         "linear",
         "heads",
         "norm",

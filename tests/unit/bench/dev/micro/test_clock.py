@@ -121,7 +121,8 @@ def test_every_op_of_the_contract_has_a_timer() -> None:
     assert set(NAMES) == {
         "linear", "rms_norm", "add_norm", "swiglu_mlp", "write_latent", "absorb", "mla_attention",
         "naive_attention", "heads_matmul", "route", "dispatch", "experts", "combine", "best_token",
-        "best_of_product", "experts_with_shared", "norm_latents", "write_kv", "gqa_attention",
+        "best_of_product", "experts_with_shared", "norm_latents", "write_kv", "gqa_attention", "embed",
+        "embed_beside",
     }  # fmt: skip
 
 
