@@ -23,6 +23,6 @@ def test_numbers_are_those_of_plain_code(requests, drafting, padding, row_align,
 
 
 def test_many_requests():
-    results = many(33)
+    results = many(42)
     for column in range(6):  # of the numbers before tokens: all kinds came
         assert len(results[:, column].unique()) > 1
