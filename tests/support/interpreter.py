@@ -1,5 +1,5 @@
-"""Triton's interpreter, with products whose bits do not depend on the shape of a tile. It multiplies matrices by
-numpy, and so by a BLAS, which may add up in another order where there are more rows."""
+"""Triton's interpreter, with products whose bits do not depend on the shape of a tile. It multiplies matrices
+by numpy, and so by a BLAS, which may add up in another order where there are more rows."""
 
 import numpy as np
 from triton.runtime import interpreter

@@ -83,9 +83,7 @@ def _tile_bests(
 
 
 @triton.jit
-def _best_tile(
-    bests, seconds, places, wrong, ids, confidence, tiles, V: tl.constexpr, PDL: tl.constexpr
-):
+def _best_tile(bests, seconds, places, wrong, ids, confidence, tiles, V: tl.constexpr, PDL: tl.constexpr):
     wait(PDL)
     let_next_start(PDL)
     row, v = tl.program_id(0), tl.arange(0, V)

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nextn.ops.triton.early import early, let_next_start, wait
+
 
 @triton.jit
 def _take_turns(cos, sin, row_cos, row_sin, row, position, half, HALF: tl.constexpr):
@@ -23,8 +25,10 @@ def _take_turns(cos, sin, row_cos, row_sin, row, position, half, HALF: tl.conste
 @triton.jit
 def _embed(
     tokens, positions, embedding, cos, sin, x, row_cos, row_sin, width, half, C: tl.constexpr,
-    HALF: tl.constexpr,
+    HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    wait(PDL)
+    let_next_start(PDL)
     row, c = tl.program_id(0), tl.arange(0, C)
     token = tl.load(tokens + row).to(tl.int64)
     value = tl.load(embedding + token * width + c, mask=c < width)
@@ -36,10 +40,12 @@ def _embed(
 def _embed_beside(
     tokens, positions, embedding, cos, sin, hidden, rows, embedding_norm, hidden_norm, both, row_cos, row_sin,
     hidden_row, width, half, eps, SOME: tl.constexpr, FIRST: tl.constexpr, MASKS: tl.constexpr,
-    C: tl.constexpr, HALF: tl.constexpr,
+    C: tl.constexpr, HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs (row, 0) take the embedding and the rotations, programs (row, 1) the hidden state. SOME: is it
     one of `rows`? The norm's arithmetic is that of `nextn.ops.triton.rows.rms_norm`."""
+    wait(PDL)
+    let_next_start(PDL)
     row, part, c = tl.program_id(0), tl.program_id(1), tl.arange(0, C)
     there = c < width
     to = both + 2 * row * width + (width if (part == 0) != FIRST else 0)
@@ -73,7 +79,7 @@ def embed(
     block = triton.next_power_of_2(width)
     _embed[(rows,)](
         tokens, positions, embedding, cos, sin, x, row_cos, row_sin, width, half, C=block,
-        HALF=triton.next_power_of_2(half), num_warps=_warps(block),
+        HALF=triton.next_power_of_2(half), num_warps=_warps(block), **early(tokens.device),
     )  # fmt: skip
     return x, row_cos, row_sin
 
@@ -94,7 +100,7 @@ def embed_beside(
         tokens, positions, embedding, cos, sin, hidden, tokens if rows is None else rows, embedding_norm,
         hidden_norm, both, row_cos, row_sin, hidden.stride(0), width, half, eps, SOME=rows is not None,
         FIRST=embedding_first, MASKS=masks_first, C=block, HALF=triton.next_power_of_2(half),
-        num_warps=_warps(block), enable_fp_fusion=False,
+        num_warps=_warps(block), enable_fp_fusion=False, **early(tokens.device),
     )  # fmt: skip
     return both, row_cos, row_sin
 

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nextn.layers.batch import Batch
+from nextn.ops.triton.early import early, let_next_start, wait
 from nextn.speculative.device.triton.columns import (
     DRAFTS,
     ENDED,
@@ -35,8 +36,10 @@ from nextn.speculative.device.triton.layout import (
 @triton.jit(do_not_specialize=["requests", "rows", "most_pages"])
 def _begin(
     inputs, relay, table, tokens, positions, slots, span_of, starts, page_at, cu_rows, cu_paths, requests,
-    rows, most_pages, PAGE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
+    rows, most_pages, PAGE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    wait(PDL)
+    let_next_start(PDL)
     r = tl.arange(0, LANES)
     there = r < requests
     slot = tl.load(inputs + r * INPUTS + SLOT, mask=there, other=0)
@@ -69,5 +72,5 @@ def begin(inputs: Tensor, rows: Tensor, pages: Tensor, page_size: int, batch: Ba
     _begin[(triton.cdiv(total + 1, ROWS),)](
         inputs, rows, pages, batch.tokens, batch.positions, batch.slots, spans.span_of, spans.starts,
         spans.page_at, spans.cu_rows, spans.cu_paths, len(inputs), total, pages.shape[1], PAGE=page_size,
-        LANES=lanes, ROWS=ROWS, num_warps=warps_of(lanes),
+        LANES=lanes, ROWS=ROWS, num_warps=warps_of(lanes), **early(inputs.device),
     )  # fmt: skip

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nextn.ops.triton.early import early, let_next_start, wait
 from nextn.speculative.device.triton.columns import (
     DRAFTS,
     ENDED,
@@ -29,8 +30,10 @@ from nextn.speculative.device.triton.columns import (
 
 
 @triton.jit
-def _end(inputs, relay, results, ended, D: tl.constexpr):
+def _end(inputs, relay, results, ended, D: tl.constexpr, PDL: tl.constexpr):
     """Nobody's row, which several programs may write, stays as it is."""
+    wait(PDL)
+    let_next_start(PDL)
     n, d = tl.program_id(0), tl.arange(0, D)
     own, line = relay + tl.load(inputs + n * INPUTS + SLOT) * WIDTH, results + n * RESULT_WIDTH
     taken = tl.load(line + TAKEN)
@@ -46,5 +49,6 @@ def _end(inputs, relay, results, ended, D: tl.constexpr):
 def end(inputs: Tensor, rows: Tensor, results: Tensor, ended: Tensor) -> None:
     """The relay's rows of `inputs` [R, INPUTS] <- results [R, RESULT_WIDTH], ended [R]."""
     _end[(len(inputs),)](
-        inputs, rows, results, ended, D=triton.next_power_of_2(MAX_DRAFTS.value), num_warps=1
-    )
+        inputs, rows, results, ended, D=triton.next_power_of_2(MAX_DRAFTS.value), num_warps=1,
+        **early(inputs.device),
+    )  # fmt: skip

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nextn.layers.batch import Batch
+from nextn.ops.triton.early import early, let_next_start, wait
 from nextn.speculative.device.triton.columns import (
     BINS,
     CUT,
@@ -52,9 +53,11 @@ def _gate(
 def _guessed(
     inputs, results, guess, confidence, edges, cutoff, holding, going, starts, page_at, table, tokens,
     positions, slots, pages_at, cu_rows, cu_paths, requests, wide, step, count, GATED: tl.constexpr,
-    PASSES: tl.constexpr, PAGE: tl.constexpr, LANES: tl.constexpr, E: tl.constexpr,
+    PASSES: tl.constexpr, PAGE: tl.constexpr, LANES: tl.constexpr, E: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """PASSES: does another pass follow? count: of edges."""
+    wait(PDL)
+    let_next_start(PDL)
     r = tl.arange(0, LANES)
     there = r < requests
     line = results + r * RESULT_WIDTH
@@ -116,4 +119,5 @@ def guessed(
         spans.starts, spans.page_at, spans.table, *to, requests, wide, step, len(edges),
         GATED=confidence is not None, PASSES=batch is not None, PAGE=page_size, LANES=lanes,
         E=triton.next_power_of_2(len(edges)), num_warps=warps_of(lanes), enable_fp_fusion=False,
+        **early(inputs.device),
     )  # fmt: skip

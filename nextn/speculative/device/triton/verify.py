@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nextn.layers.batch import Batch
+from nextn.ops.triton.early import early, let_next_start, wait
 from nextn.speculative.device.triton.columns import (
     BINS,
     DEPTH,
@@ -138,8 +139,10 @@ def _verify(
     inputs, relay, table, chosen, cu_rows, results, ended, tokens, positions, slots, span_of, starts, page_at,
     ends_at, cu_paths, source, last, requests, wide, rows, most_pages, EXTENDS: tl.constexpr,
     PAGE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, T: tl.constexpr,
-    E: tl.constexpr,
+    E: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    wait(PDL)
+    let_next_start(PDL)
     n = tl.program_id(0)
     if n < requests:
         _settle(n, inputs, relay, chosen, cu_rows, results, ended, EXTENDS, D, T, E)
@@ -173,5 +176,5 @@ def verify(
         inputs, rows, pages, chosen, cu_rows, results, ended, *batch_to, requests, len(batch_to[-1]), total,
         pages.shape[1], EXTENDS=extend is not None, PAGE=page_size, LANES=lanes, ROWS=ROWS,
         D=triton.next_power_of_2(MAX_DRAFTS.value), T=triton.next_power_of_2(1 + MAX_DRAFTS.value),
-        E=triton.next_power_of_2(ENDS.value), num_warps=8 if lanes > 128 else 4,
+        E=triton.next_power_of_2(ENDS.value), num_warps=8 if lanes > 128 else 4, **early(inputs.device),
     )  # fmt: skip
