@@ -96,9 +96,9 @@ def measured(model: str, requests: int, num_steps: int, steps: int) -> dict[str,
     return {"executor": own, "engine": around, "native": native}
 
 
-def measured_in(tree: Path, *settings: object) -> dict[str, float]:
-    """`measured`, of the source tree in that folder."""
-    command = [sys.executable, __file__, "--here", *map(str, settings)]
+def measured_in(tree: Path, *settings: object, script: str = __file__) -> dict[str, float]:
+    """`measured` of the script, of the source tree in that folder."""
+    command = [sys.executable, script, "--here", *map(str, settings)]
     env = os.environ | {"PYTHONPATH": str(tree)}
     found: dict[str, float] = json.loads(
         subprocess.run(command, env=env, check=True, capture_output=True).stdout

@@ -29,10 +29,12 @@ class SpecStats:
             if proposed > len(self.proposed):
                 _lengthen(self.proposed, proposed)
                 _lengthen(self.accepted, proposed)
+            counts = self.proposed
             for j in range(proposed):
-                self.proposed[j] += times
+                counts[j] += times
+            counts = self.accepted
             for j in range(accepted):
-                self.accepted[j] += times
+                counts[j] += times
         if accepted >= len(self.histogram):
             _lengthen(self.histogram, accepted + 1)
         self.histogram[accepted] += times

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import threading
 from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from nextn.cutoff import NO_GUESS
 from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
@@ -22,9 +21,10 @@ from nextn.engine.runner import Runner
 from nextn.models.graphs import bucket, most_positions
 from nextn.ops.base import align
 from nextn.sampling.row_draws import Choosing
-from nextn.scheduler.plan import Plan, SpanPlan, SpanResult, StepResult
+from nextn.scheduler.plan import Plan, SpanResult, StepResult
 from nextn.speculative.device import columns
 from nextn.speculative.device.graphs import OneByOne, StepPasses
+from nextn.speculative.device.host_buffers import FreeBuffers, HostBuffers
 from nextn.speculative.device.seats import Load, Seat, make_seat
 from nextn.speculative.device.shape import Drafting, StepShape
 from nextn.speculative.device.step import DeviceStep
@@ -36,29 +36,21 @@ from nextn.trace import TRACE
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, MAX_DRAFTS)
 
 
-class Launched(NamedTuple):
-    """A span of a step under way. tokens: that it may commit, at most."""
-
-    seat: Seat
-    span: SpanPlan
-    tokens: int
-
-
 class DeviceTicket:
-    """numbers: where the results arrive on the host. wait: for them to be there."""
+    """most: tokens that each of the plan's spans may commit. buffers: where the results arrive."""
 
     def __init__(
-        self, spans: Sequence[Launched], gated: bool, numbers: Tensor, wait: Callable[[], Any],
+        self, plan: Plan, seats: Sequence[Seat], most: Sequence[int], buffers: HostBuffers,
         read: Callable[[DeviceTicket], None],
     ) -> None:  # fmt: skip
-        self.spans, self.gated, self.numbers, self.wait = spans, gated, numbers, wait
+        self.plan, self.seats, self.most, self.buffers = plan, seats, most, buffers
         self._read = read
         self.found: StepResult | None = None
 
     def result(self) -> StepResult:
         if self.found is None:
             lap = TRACE.laps("runner")
-            self.wait()
+            self.buffers.wait()
             lap("wait")
             self._read(self)
         assert self.found is not None
@@ -79,6 +71,7 @@ class DeviceRunner(Runner):
         self._seats: dict[str, Seat] = {}
         self._free = list(range(len(step.relay.rows) - 1, 0, -1))
         self._under_way: deque[DeviceTicket] = deque()
+        self._buffers = FreeBuffers(step)
         # Results may be read in one thread while another launches (`nextn.engine.thread`). Nobody waits for
         # the device with it, but a launch that has to.
         self._lock = threading.RLock()
@@ -98,39 +91,52 @@ class DeviceRunner(Runner):
         if self.step is not None and (slot := self._seats.pop(rid).slot):
             self._free.append(slot)  # who takes it writes it after the steps under way
 
-    @torch.inference_mode()
     def launch(self, plan: Plan) -> Ticket:  # type: ignore[override]
+        ticket = self.launch_at_once(plan)
+        if ticket is not None:
+            return ticket
+        if self.step is not None and plan.spans:
+            with self._lock:
+                self.settle()
+                for span in plan.spans:
+                    self._seats[span.rid].true = False
+        return super().launch(plan)
+
+    @torch.inference_mode()
+    def launch_at_once(self, plan: Plan) -> DeviceTicket | None:
+        """Launches a step that runs on the device, without waiting for anything. None, and nothing done, if
+        it is none."""
         if self.step is None or not plan.spans:
-            return super().launch(plan)
+            return None
         with self._lock:
             return self._launch(plan, self.step)
 
-    def _launch(self, plan: Plan, step: DeviceStep) -> Ticket:
+    def _launch(self, plan: Plan, step: DeviceStep) -> DeviceTicket | None:
         lap = TRACE.laps("runner")
         seats = [self._seats[span.rid] for span in plan.spans]
-        shape = self._shape(plan, seats)
-        if shape is None:
-            self.settle()
-            for seat in seats:
-                seat.true = False
-            return super().launch(plan)
-        load = Load(step, self.model.config.vocab_size)
-        launched = []
-        for seat, span in zip(seats, plan.spans, strict=True):
-            seat.slot = seat.slot or self._free.pop()
-            seat.state.pages[span.first_page :] = array("i", span.pages)
-            most = seat.most_drafts(span)
-            load.add(seat, span, most, span.cut and plan.cutoff is not None)
+        found = self._shape(plan, seats)
+        if found is None:
+            return None
+        shape, most = found
+        load, cuts = Load(step, self.model.config.vocab_size), plan.cutoff is not None
+        for seat, span, drafts in zip(seats, plan.spans, most, strict=True):
+            if not seat.slot:
+                seat.slot = self._free.pop()
+            first, pages = span.first_page, seat.state.pages
+            if span.pages or first < len(pages):
+                pages[first:] = array("i", span.pages)
+            load.add(seat, span, drafts, cuts and span.cut)
             seat.true, seat.num_steps = True, span.num_steps
-            seat.unread += 1 + most
-            launched.append(Launched(seat, span, 1 + most))
+            seat.unread += 1 + drafts
         if not plan.keep:
             self.drafter.forget()
         lap("prepare")
         self.passes.prepare(shape)
-        load.send(shape.requests, plan.cutoff)
+        buffers = self._buffers.take()
+        load.send(shape.requests, plan.cutoff, buffers)
         self.passes.run(shape)
-        ticket = DeviceTicket(launched, plan.cutoff is not None, *self._fetch(len(launched)), self._read)
+        buffers.fetch(shape.requests)
+        ticket = DeviceTicket(plan, seats, most, buffers, self._read)
         self._under_way.append(ticket)
         lap("launch")
         return ticket
@@ -140,41 +146,35 @@ class DeviceRunner(Runner):
         while self._under_way:
             self._under_way[0].result()
 
-    def _shape(self, plan: Plan, seats: Sequence[Seat]) -> StepShape | None:
-        """The smallest shape that serves the plan; None if none does."""
+    def _shape(self, plan: Plan, seats: Sequence[Seat]) -> tuple[StepShape, list[int]] | None:
+        """The smallest shape that serves the plan, and how many drafts of each span it verifies at most. None
+        if none does."""
         assert self.step is not None
-        spans, extends = plan.spans, any(span.extend for span in plan.spans)
-        if plan.keep and not all(span.extend for span in spans):
-            return None  # the drafter keeps hidden states
-        missing = rows = longest = 0
+        spans, drafts = plan.spans, []
+        missing = extends = cuts = longest = num_steps = 0
         for seat, span in zip(seats, spans, strict=True):
-            if not seat.takes(span):
+            if (most := seat.most_drafts(span)) is None:
                 return None
-            most = seat.most_drafts(span)
+            drafts.append(most)
             missing += not seat.slot
-            rows += 1 + most
-            longest = max(longest, seat.longest + most + span.num_steps)
+            extends += span.extend
+            cuts += span.cut
+            if span.num_steps > num_steps:
+                num_steps = span.num_steps
+            if (end := seat.longest + most + span.num_steps) > longest:
+                longest = end
+        if plan.keep and extends < len(spans):
+            return None  # the drafter keeps hidden states
         requests = bucket(len(seats))
         if missing > len(self._free) or requests is None or requests > len(self.step.inputs):
             return None
         drafting = Drafting()
         if extends:
-            gated = plan.cutoff is not None and any(span.cut for span in spans)
-            drafting = Drafting(rounded(max(span.num_steps for span in spans)), True, gated)
-        choosing = max(seat.choosing for seat in seats)
-        return make_shape(requests, rows, drafting, choosing, longest, self.model.row_align)
-
-    def _fetch(self, requests: int) -> tuple[Tensor, Callable[[], Any]]:
-        """Begins to copy the results of a step to the host."""
-        assert self.step is not None
-        results = self.step.results[:requests]
-        if not results.is_cuda:
-            return results.clone(), lambda: None
-        numbers = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
-        numbers.copy_(results, non_blocking=True)
-        there = torch.cuda.Event()
-        there.record()
-        return numbers, there.synchronize
+            drafting = Drafting(rounded(num_steps), True, plan.cutoff is not None and cuts > 0)
+        choosing = max([seat.choosing for seat in seats])
+        rows = len(seats) + sum(drafts)
+        shape = make_shape(requests, rows, drafting, choosing, longest, self.model.row_align)
+        return None if shape is None else (shape, drafts)
 
     def _read(self, ticket: DeviceTicket) -> None:
         """The ticket's step has run, and so have those before it."""
@@ -182,6 +182,7 @@ class DeviceRunner(Runner):
             while ticket.found is None:
                 first = self._under_way.popleft()
                 first.found = _result(first)
+                self._buffers.give(first.buffers)
 
 
 def rounded(num_steps: int) -> int:
@@ -200,33 +201,35 @@ def make_shape(
 
 
 def _result(ticket: DeviceTicket) -> StepResult:
-    results = []
-    rows = extended = decoding = nodes = context = 0
-    depths = []
-    for launched, line in zip(ticket.spans, ticket.numbers.tolist(), strict=True):
-        launched.seat.unread -= launched.tokens
-        state = launched.seat.state
-        if line[columns.OVER]:
+    n, gated = len(ticket.seats), ticket.plan.cutoff is not None
+    numbers = ticket.buffers.results[:n]
+    started, verified, taken, kept, made, depths, failed, over = numbers[:, : columns.RESULTS].T.tolist()
+    at = columns.RESULTS + 1 + MAX_DRAFTS
+    texts = numbers[:, columns.RESULTS : columns.RESULTS + max(taken)].tolist()
+    chains = numbers[:, at : at + max(kept)].tolist()
+    bins = numbers[:, at + MAX_DRAFTS : at + MAX_DRAFTS + max(made) * gated].tolist()
+    results: list[SpanResult] = []
+    extended = 0
+    for i, (seat, span, most) in enumerate(zip(ticket.seats, ticket.plan.spans, ticket.most, strict=True)):
+        seat.unread -= 1 + most
+        if over[i]:
             results.append(SpanResult([], NO_DRAFT))
             continue
-        count, made, depth = line[columns.TAKEN], line[columns.MADE], line[columns.DEPTH]
-        tokens = line[columns.RESULTS : columns.RESULTS + count]
-        decoding += 1
-        rows += 1 + line[columns.VERIFIED]
-        nodes += line[columns.VERIFIED]
-        context += line[columns.STARTED]
-        extended += count * launched.span.extend
-        depths.append(depth)
-        draft = NO_DRAFT
-        if depth:
-            at = columns.RESULTS + 1 + MAX_DRAFTS
-            guesses = line[at : at + line[columns.KEPT]]
-            bins = line[at + MAX_DRAFTS : at + MAX_DRAFTS + made]
-            assert all(0 <= n < NO_GUESS for n in bins)
-            cut = ticket.gated and launched.span.cut
-            draft = Draft(guesses, bins=bytes(bins) if cut else b"")
-        error = NO_CHOICE if line[columns.FAILED] else None
-        results.append(SpanResult(tokens, draft, error=error))
-        state.commit(results[-1])
-    passes = [sum(d > step for d in depths) for step in range(1, max(depths, default=0))]
-    return StepResult(results, StepWork(rows, extended, tuple(passes), decoding, nodes, context))
+        tokens, draft = texts[i][: taken[i]], NO_DRAFT
+        if span.extend:
+            extended += taken[i]
+        if depths[i]:
+            draft = Draft(chains[i][: kept[i]])
+            if gated and span.cut:
+                draft.bins = bytes(bins[i][: made[i]])
+                assert max(draft.bins, default=0) < NO_GUESS
+        result = SpanResult(tokens, draft)
+        if failed[i]:
+            result.error = NO_CHOICE
+        results.append(result)
+        seat.state.commit(result)
+    depths.sort()
+    passes = tuple([n - bisect_right(depths, step) for step in range(1, depths[-1])])
+    decoding, nodes = n - sum(over), sum(verified)
+    context = sum([at for at, gone in zip(started, over, strict=True) if not gone])
+    return StepResult(results, StepWork(decoding + nodes, extended, passes, decoding, nodes, context))

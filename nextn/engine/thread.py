@@ -7,13 +7,13 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from nextn.engine.around import Around
-from nextn.engine.executor import Executor
+from nextn.engine.executor import Executor, Ticket
 from nextn.scheduler.plan import Plan, StepResult
 from nextn.speculative.state import RequestState
 
@@ -42,31 +42,65 @@ class _Ticket:
         return found
 
 
+@runtime_checkable
+class LaunchesAtOnce(Protocol):
+    """An executor some of whose steps need not be waited for."""
+
+    def launch_at_once(self, plan: Plan) -> Ticket | None:
+        """As `launch`, without waiting for any step; None, and nothing done, where that cannot be."""
+
+
 class ThreadExecutor(Around):
-    """Raises what the other one does: of `add` and `drop` when the next result is read."""
+    """Raises what the other one does: of `add` and `drop`, if they wait for a step, when the next result is
+    read.
+
+    While the thread has nothing to do, the caller itself does what it need not wait for: two threads would
+    only wait for each other, as one of them at a time runs Python."""
 
     def __init__(self, own: Executor) -> None:
         super().__init__(own)
+        self._at_once = own.launch_at_once if isinstance(own, LaunchesAtOnce) else None
+        self._home = threading.get_ident()
+        # Calls that the thread was given, and those that have ended; after one that failed, none does.
+        self._asked, self._done = 0, [0]
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         # CUDA's current device is each thread's own.
         gpu = torch.cuda.current_device() if own.info.device == "cuda" else None
-        thread = threading.Thread(target=_serve, args=(self._calls, gpu), name="nextn-steps", daemon=True)
+        serves = self._calls, self._done, gpu
+        thread = threading.Thread(target=_serve, args=serves, name="nextn-steps", daemon=True)
         thread.start()
         # Before what the steps use is freed, also when Python ends.
         self.close = weakref.finalize(self, _end, self._calls, thread)
 
+    @property
+    def _idle(self) -> bool:
+        """May the caller do it itself?"""
+        idle = self._at_once is not None and self._asked == self._done[0]
+        return idle and threading.get_ident() == self._home  # whose device is the engine's
+
     def add(self, state: RequestState) -> None:
-        self._calls.put((self._own.add, (state,), None))
+        if self._idle:
+            self._own.add(state)
+        else:
+            self._put(self._own.add, state)
 
     def drop(self, rid: str) -> None:
-        self._calls.put((self._own.drop, (rid,), None))
+        if self._idle:
+            self._own.drop(rid)
+        else:
+            self._put(self._own.drop, rid)
 
-    def launch(self, plan: Plan) -> _Ticket:
-        return _Ticket(self._ask(self._own.launch, plan))
+    def launch(self, plan: Plan) -> Ticket:
+        ticket = self._at_once(plan) if self._at_once is not None and self._idle else None
+        return _Ticket(self._ask(self._own.launch, plan)) if ticket is None else ticket
+
+    def _put(self, call: Callable[..., Any], *arguments: Any, answer: _Answer | None = None) -> None:
+        self._asked += 1
+        self._calls.put((call, arguments, answer))
 
     def _ask(self, call: Callable[..., Any], *arguments: Any) -> _Answer:
         answer = _Answer()
-        self._calls.put((call, arguments, answer))
+        self._put(call, *arguments, answer=answer)
         return answer
 
     def read_pages(self, pages: Sequence[int], into: Tensor) -> None:
@@ -87,7 +121,7 @@ def _end(calls: queue.SimpleQueue[Call | None], thread: threading.Thread) -> Non
         thread.join(LAST_STEP)
 
 
-def _serve(calls: queue.SimpleQueue[Call | None], gpu: int | None) -> None:
+def _serve(calls: queue.SimpleQueue[Call | None], done: list[int], gpu: int | None) -> None:
     if gpu is not None:
         torch.cuda.set_device(gpu)
     failed: BaseException | None = None  # in a call that nobody waits for
@@ -99,6 +133,7 @@ def _serve(calls: queue.SimpleQueue[Call | None], gpu: int | None) -> None:
             found = call(*arguments)
         except BaseException as e:
             found = failed = e
+        done[0] += failed is None
         if answer is not None:
             answer.put(found)
         del each, call, arguments, answer, found  # nothing is kept until the next call

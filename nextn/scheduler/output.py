@@ -18,6 +18,9 @@ Taken: TypeAlias = tuple[int, str | None, int | None]
 def take(req: Request, res: SpanResult) -> Taken:
     """Appends the result's tokens to the request's, up to its end."""
     tokens, room = res.tokens, req.limit - len(req.tokens)
+    if len(tokens) < room and req.end_ids.isdisjoint(tokens) and not res.ended and res.error is None:
+        req.tokens += tokens  # as a rule
+        return len(tokens), None, None
     taken, reason, matched, end = len(tokens), None, None, None
     if not req.end_ids.isdisjoint(tokens):
         # Before min_tokens a grammar's text ends only if the grammar leaves nothing else.
@@ -36,9 +39,7 @@ def take(req: Request, res: SpanResult) -> Taken:
 def output(req: Request, res: SpanResult, taken: Taken, first: bool, draft: Draft = NO_DRAFT) -> Output:
     """first: the request had no output before. draft: what the step verified."""
     n, reason, matched = taken
-    drafted = [*range(1, n + 1)]
-    if n and n == len(res.tokens):
-        drafted[-1] = 0
+    drafted = [*range(1, n), 0] if n and n == len(res.tokens) else [*range(1, n + 1)]
     out = Output(req.rid, res.tokens[:n], drafted, reason, matched)
     out.queued = req.queued
     if reason == "error" and res.error is not None:

@@ -30,7 +30,7 @@ from nextn.scheduler.plan import Plan, SpanPlan, SpanResult, States, StepResult
 from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.queue import count_prompts, next_in_line, rank
 from nextn.scheduler.transfers import Transfers
-from nextn.scheduler.under_way import UnderWay
+from nextn.scheduler.under_way import NO_SCORES, UnderWay
 from nextn.speculative.depth.controller import DepthController
 from nextn.speculative.state import RequestState
 from nextn.stats import EngineStats
@@ -238,21 +238,22 @@ class Scheduler:
         """Reserves the slots of a span of the next n tokens and the draft, and of the drafting after it, and
         plans the span. most: nodes of its draft. When pages run out, the last in order is retracted; None if
         that was this request itself, or if what is under way ends it or has to be known first."""
-        last, draft = self._under_way.of(req), NO_DRAFT
+        under_way, depth, limit = self._under_way, self.depth, req.limit
+        last, draft = under_way.of(req), NO_DRAFT
         if ahead := last is not None and last.chooses:  # what follows are bounds
-            most = self._under_way.most_drafts(last, req, most)
+            most = under_way.most_drafts(last, req, most)
         else:
             draft = req.draft if last is None else draft
-            draft = draft.cut(most, req.limit - len(req.tokens) - 1)
+            draft = draft.cut(most, limit - len(req.tokens) - 1)
             most = len(draft.tokens)
         have = len(req.tokens) + ahead
         start = req.committed if last is None else last.end
         known = start + n
         end = known + most
         chooses = ahead or known == have
-        room = req.limit - have
-        wanted = self.depth.now(req) if req.committed >= req.draft_from else 0
-        extend = wanted > 0 or ((self.depth.auto is None or req.hold) and self.depth.num_steps > 0)
+        room = limit - have
+        wanted = depth.now(req) if req.committed >= req.draft_from else 0
+        extend = wanted > 0 or (depth.num_steps > 0 and (depth.auto is None or req.hold))
         if last is not None and (ahead > room or last.extend != extend):
             return None
         num_steps = wanted if chooses else 0
@@ -261,11 +262,11 @@ class Scheduler:
         length = end
         if num_steps > 1:
             length = max(end, known + (most if ahead else draft.depth) + self.shape.scratch(num_steps))
-        if length > req.limit:
-            length = min(length, (req.limit if ahead else max(req.limit, end)) + self._beyond)
+        if length > limit:
+            length = min(length, (limit if ahead else max(limit, end)) + self._beyond)
         while not self.kv.reserve(req, length):
-            if self._under_way:
-                self._under_way.short = True
+            if under_way:
+                under_way.short = True
                 return None
             victim = self.running[-1]
             self._retract(victim)
@@ -274,14 +275,14 @@ class Scheduler:
                 return None
         if extend and not ahead:
             self.kv.skip_drafts(req)
+        first, pages = self.kv.send(req)
+        scores = under_way.scores(req, start, end) if start < req.num_prompt else NO_SCORES
+        cut = req.automatic and num_steps > 0
         # Keywords would take half of the time that the plan of a step takes.
-        span = SpanPlan(req.rid, start, n, draft, chooses, *self.kv.send(req), num_steps)
-        span.extend, span.draft_from = extend, req.draft_from
-        if start < req.num_prompt:
-            span.scores = self._under_way.scores(req, start, end)
-        span.cut = req.automatic and num_steps > 0
-        if ahead:
-            span.ahead, span.most_drafts = True, most
+        span = SpanPlan(
+            req.rid, start, n, draft, chooses, first, pages, num_steps, scores, extend, req.draft_from, cut,
+            ahead, most if ahead else 0,
+        )  # fmt: skip
         spans.append(span)
         return span
 
@@ -304,7 +305,9 @@ class Scheduler:
             if req is None:
                 continue
             try:
-                outputs += self._commit_span(req, span, res)
+                if (out := self._commit_span(req, span, res)) is not None:
+                    alike = groups.ends_with(req) if out.finish_reason == "length" else ()
+                    outputs += [out, *[self._end_like(out, other) for other in alike]]
             except Exception as e:
                 log.exception("committing request %s failed; it ends", req.rid)
                 outputs.append(self._fail(req, failed_in("its commit", e)))
@@ -320,7 +323,7 @@ class Scheduler:
         self._decoded.clear()
         return outputs
 
-    def _commit_span(self, req: Request, span: SpanPlan, res: SpanResult) -> list[Output]:
+    def _commit_span(self, req: Request, span: SpanPlan, res: SpanResult) -> Output | None:
         decoding = req.decoding
         first = not decoding and req.num_output == 0
         if res.prompt_logprobs:
@@ -344,15 +347,12 @@ class Scheduler:
             if not self._under_way.resolve(req):
                 self.kv.trim(req, req.committed + 1)
             if not res.tokens:
-                return []
+                return None
             if not decoding:
                 self.kv.share(req)
         else:
             self._end(req, share=reason != "error")
-        out = output(req, res, taken, first, span.draft)
-        if reason != "length":
-            return [out]
-        return [out, *(self._end_like(out, other) for other in groups.ends_with(req))]
+        return output(req, res, taken, first, span.draft)
 
     def _end_like(self, out: Output, req: Request) -> Output:
         """Ends a request that waits with the output of another that has the same prompt."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from nextn.draft import MAX_DRAFTS, Shape
+from nextn.draft import MAX_DRAFTS, NO_DRAFT, Shape
 from nextn.request import Request
 from nextn.scheduler.plan import Plan, SpanPlan
 
@@ -95,9 +95,10 @@ class UnderWay:
 
     def most_drafts(self, span: SpanPlan, req: Request, most: int) -> int:
         """Nodes of the draft that this span of the request proposes, at most `most`."""
-        made = self._shape.size(span.num_steps)
-        # A grammar that leaves no choice makes drafts of its own.
-        return min(most, made if req.grammar is None else max(made, MAX_DRAFTS))
+        made = self._shape.size(span.num_steps) if span.num_steps else 0
+        if req.grammar is not None:  # one that leaves no choice makes drafts of its own
+            made = max(made, MAX_DRAFTS)
+        return made if made < most else most
 
     def resolve(self, req: Request) -> bool:
         """The request's span before the last has been committed, so it is known where the last begins. False
@@ -107,5 +108,6 @@ class UnderWay:
             return False
         if span.ahead:
             span.start = req.committed
-            span.draft = req.draft.cut(span.most_drafts, req.limit - len(req.tokens) - 1)
+            if req.draft is not NO_DRAFT:
+                span.draft = req.draft.cut(span.most_drafts, req.limit - len(req.tokens) - 1)
         return True

@@ -91,7 +91,7 @@ class RecordedSteps:
     @torch.inference_mode()
     def prepare(self, shape: StepShape) -> None:
         if shape not in self.recordings:
-            self.step.inputs.zero_()
+            self.step.sent.whole.zero_()
             self.step.run(shape)
             self.recordings[shape] = recording = Recording()
             before = [t.clone() for t in (self.step.relay.rows, self.step.relay.pages)]

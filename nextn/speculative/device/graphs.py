@@ -67,7 +67,7 @@ class StepGraphs:
             graph.replay()
 
     def _capture(self, shape: StepShape) -> torch.cuda.CUDAGraph:
-        self._step.inputs.zero_()  # nobody's requests: what runs here changes nothing
+        self._step.sent.whole.zero_()  # nobody's requests: what runs here changes nothing
         self._step.run(shape)  # compiles kernels, which a capture must not do
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()

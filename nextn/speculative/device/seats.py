@@ -3,20 +3,21 @@ step runs."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from nextn.cutoff import Cutoff
 from nextn.draft import Draft
 from nextn.sampling.penalties import penalized
 from nextn.sampling.row_draws import Choosing
 from nextn.speculative.device.columns import INPUTS
-from nextn.speculative.device.gate import NUMBERS, cutoff_numbers
+from nextn.speculative.device.gate import cutoff_numbers
+from nextn.speculative.device.host_buffers import HostBuffers
 from nextn.speculative.device.relay import ENDS, WIDTH, Start, choosing_of, relay_row
 from nextn.speculative.device.step import DeviceStep
 from nextn.speculative.state import RequestState
@@ -66,12 +67,28 @@ class Seat:
     @property
     def longest(self) -> int:
         """Committed tokens, at most."""
-        return min(len(self.state.history) + self.unread, self.state.limit)
-
-    def takes(self, span: PlannedSpan) -> bool:
-        """Is this a span that a step on the device serves as any other would?"""
         state = self.state
-        have, draft = len(state.history), span.draft
+        have, limit = len(state.history) + self.unread, state.limit
+        return have if have < limit else limit
+
+    def most_drafts(self, span: PlannedSpan) -> int | None:
+        """Nodes of its draft, at most. None: a step on the device does not serve the span as any other
+        would."""
+        if not (span.ahead and self.true):
+            if not self._takes(span):
+                return None
+            if not span.ahead:
+                return len(span.draft.tokens)
+            return min(span.most_drafts, len(self.state.proposed.tokens))
+        # The step before was the device's, so the request is one for it, and stays one.
+        if span.extend and span.draft_from >= len(self.state.history):
+            return None
+        most, known = span.most_drafts, self.num_steps
+        return most if most < known else known
+
+    def _takes(self, span: PlannedSpan) -> bool:
+        state, draft = self.state, span.draft
+        have = len(state.history)
         return (
             self.fits
             and span.chooses
@@ -82,13 +99,6 @@ class Seat:
             and (not span.extend or (state.drafting.waiting is None and span.draft_from < have))
             and not penalized(state.params, have - state.num_prompt)
         )
-
-    def most_drafts(self, span: PlannedSpan) -> int:
-        """Nodes of its draft, at most."""
-        if not span.ahead:
-            return len(span.draft.tokens)
-        known = self.num_steps if self.true else len(self.state.proposed.tokens)
-        return min(span.most_drafts, known)
 
 
 def make_seat(state: RequestState, vocabulary: int) -> Seat:
@@ -110,39 +120,49 @@ class Load:
 
     def add(self, seat: Seat, span: PlannedSpan, most: int, cut: bool) -> None:
         """A span; its request's state has the span's pages. most: drafts."""
-        state = seat.state
+        state, true = seat.state, seat.true
         self.inputs += seat.slot, span.num_steps if span.extend else -1, most, cut, span.draft_from
-        first = span.first_page
-        if not (span.ahead and seat.true):
+        if not (true and span.ahead):
             start = _start(state, span, most)
             row = relay_row(start, state.limit, state.params, sorted(state.end_ids), self.vocabulary)
             self.slots.append(seat.slot)
             self.rows.append(row)
-        if not seat.true:
-            first = 0
-        if first < len(state.pages):
+        first, end = span.first_page if true else 0, len(state.pages)
+        if first < end:
             at = seat.slot * self.step.relay.most_pages
-            self.places += range(at + first, at + len(state.pages))
+            self.places += range(at + first, at + end)
             self.pages += state.pages[first:]
 
-    def send(self, requests: int, cutoff: Cutoff | None) -> None:
-        """requests: of the step, with those that fill it up. One copy, which the host does not wait for."""
+    def send(self, requests: int, cutoff: Cutoff | None, buffers: HostBuffers) -> None:
+        """Begins to copy it to the device. requests: of the step, with those that fill it up. buffers: the
+        step's."""
+        places, pages = self.places, self.pages
+        if self.slots or len(places) > requests:
+            self._send_more(buffers)
+            places, pages = [], []
+        none = [0] * (requests - len(places))
+        idle = [0] * (requests * INPUTS - len(self.inputs))
+        buffers.inputs[: requests * INPUTS] = array("i", self.inputs + idle)
+        buffers.places[:requests] = array("q", places + none)
+        buffers.pages[:requests] = array("i", pages + none)
+        buffers.cutoff[:] = cutoff_numbers(cutoff) if cutoff else 0.0
+        buffers.send()
+
+    def _send_more(self, buffers: HostBuffers) -> None:
         n, m = len(self.slots), len(self.places)
-        inputs = np.zeros(requests * INPUTS, np.int32)
-        inputs[: len(self.inputs)] = self.inputs
-        numbers = np.array(cutoff_numbers(cutoff) if cutoff else [0.0] * NUMBERS, np.float32)
-        some = (np.array(each, np.int32) for each in (self.slots, self.places, self.pages))
-        slots, places, pages = some
-        rows = np.concatenate(self.rows) if n else slots
-        packed = np.concatenate((inputs, numbers.view(np.int32), slots, rows, places, pages))
-        on = _sent(torch.from_numpy(packed), self.step.inputs.device)
-        parts = on.split((len(inputs), NUMBERS, n, n * WIDTH, m, m))
-        self.step.inputs[:requests] = parts[0].view(requests, INPUTS)
-        self.step.cutoff.copy_(parts[1].view(torch.float32))
+        more = buffers.room(n + m + (n * WIDTH + m + 1) // 2)
+        numbers = more.numpy()
+        numbers[: n + m] = self.slots + self.places
+        words = numbers[n + m :].view(np.int32)
+        for i, row in enumerate(self.rows):
+            words[i * WIDTH : (i + 1) * WIDTH] = row
+        words[n * WIDTH : n * WIDTH + m] = self.pages
+        on = more.to(self.step.inputs.device, non_blocking=True)
+        rest = on[n + m :].view(torch.int32)
         if n:
-            self.step.relay.write(parts[2].long(), parts[3])
+            self.step.relay.write(on[:n], rest[: n * WIDTH])
         if m:
-            self.step.relay.write_pages(parts[4].long(), parts[5])
+            self.step.relay.write_pages(on[n : n + m], rest[n * WIDTH : n * WIDTH + m])
 
 
 def _start(state: RequestState, span: PlannedSpan, most: int) -> Start:
@@ -152,9 +172,3 @@ def _start(state: RequestState, span: PlannedSpan, most: int) -> Start:
     if span.ahead:
         draft = state.proposed.cut(most, max(0, state.limit - have - 1)).tokens
     return Start(have, state.history[-1], draft, span.ahead and state.ended)
-
-
-def _sent(packed: Tensor, device: torch.device) -> Tensor:
-    if device.type == "cpu":
-        return packed
-    return packed.pin_memory().to(device, non_blocking=True)

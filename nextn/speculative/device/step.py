@@ -20,22 +20,24 @@ from nextn.kvcache.pool import KVPool
 from nextn.models.torch_model import TorchModel
 from nextn.speculative.device.choose import chosen, guessed
 from nextn.speculative.device.columns import INPUTS, RESULT_WIDTH
-from nextn.speculative.device.gate import NUMBERS, edges
+from nextn.speculative.device.gate import edges
 from nextn.speculative.device.numbers import Extend, StepMemory, StepNumbers
 from nextn.speculative.device.plain import PlainNumbers
 from nextn.speculative.device.relay import Relay
+from nextn.speculative.device.sent import Sent
 from nextn.speculative.device.shape import StepShape
 
 
 class DeviceStep:
-    """inputs, cutoff, results: see `nextn.speculative.device.numbers.StepMemory`."""
+    """inputs, cutoff, results: see `nextn.speculative.device.numbers.StepMemory`. sent: inputs, cutoff, and
+    what changes in page tables."""
 
     def __init__(self, model: TorchModel, pool: KVPool, relay: Relay, requests: int) -> None:
         """requests: of a step, at most."""
         self.model, self.pool, self.relay = model, pool, relay
         device = model.device
-        self.inputs = torch.zeros(requests, INPUTS, dtype=torch.int32, device=device)
-        self.cutoff = torch.zeros(NUMBERS, dtype=torch.float32, device=device)
+        self.sent = Sent(requests, INPUTS, device)
+        self.inputs, self.cutoff = self.sent.inputs, self.sent.cutoff
         self.results = torch.zeros(requests, RESULT_WIDTH, dtype=torch.int32, device=device)
         self._memory = StepMemory(
             relay, self.inputs, self.results, self.cutoff, edges(device), pool.page_size, model.row_align
@@ -43,6 +45,8 @@ class DeviceStep:
 
     def run(self, shape: StepShape) -> None:
         """Step of the first `shape.requests` inputs; changes their rows of the relay and writes results."""
+        sent, requests = self.sent, shape.requests
+        self.relay.write_pages(sent.places[:requests], sent.pages[:requests])
         numbers = self._numbers(shape)
         hidden = TorchModel.forward(self.model, numbers.begin(), self.pool)
         extend = numbers.verify(chosen(self.model, hidden, numbers.draws, shape.choosing))

@@ -11,6 +11,7 @@ import torch
 
 from nextn.config import EngineConfig
 from nextn.engine.engine import Engine
+from nextn.engine.executor import Ran
 from nextn.engine.rank import make_runner
 from nextn.engine.thread import ThreadExecutor
 from nextn.request import Request, SamplingParams
@@ -253,3 +254,78 @@ def test_nothing_is_written_that_was_not_reserved(drafts):
         if step % 7 == 0:
             engine.abort(str(step % 12))
     assert engine._executor.ahead > 40
+
+
+class AtOnce(Broken):
+    """A plan is launched at once if it is a number, else by the thread."""
+
+    def __init__(self, runner):
+        super().__init__(runner)
+        self.free = threading.Event()
+
+    def launch_at_once(self, plan):
+        self.say(plan)
+        return Ran(plan) if isinstance(plan, int) else None
+
+    def launch(self, plan):
+        self.free.wait(5.0)
+        if plan == "broken":
+            raise RuntimeError("no such step")
+        self.say(plan)
+        return Ran(plan)
+
+    def add(self, state):
+        self.say(state)
+
+    drop = add
+
+    def say(self, what):
+        self.said.append((what, threading.current_thread() is threading.main_thread()))
+
+
+@pytest.fixture
+def at_once():
+    executor = ThreadExecutor(AtOnce(make_runner(EngineConfig(**SMALL))))
+    yield executor
+    executor._own.free.set()
+    executor.close()
+
+
+def test_what_need_not_wait_is_done_by_the_caller(at_once):
+    at_once.add("a")
+    assert at_once.launch(1).result() == 1
+    at_once.drop("a")
+    assert at_once._own.said == [("a", True), (1, True), ("a", True)]
+
+
+def test_nothing_goes_ahead_of_what_the_thread_does(at_once):
+    slow = at_once.launch("slow")  # was tried at once
+    at_once.add("a")
+    second = at_once.launch(2)
+    at_once.drop("a")
+    assert at_once._own.said == [("slow", True)]
+    at_once._own.free.set()
+    assert (slow.result(), second.result()) == ("slow", 2)
+    at_once._ask(int).result()
+    assert at_once._own.said[1:] == [("slow", False), ("a", False), (2, False), ("a", False)]
+    assert at_once.launch(3).result() == 3
+    assert at_once._own.said[-1] == (3, True)
+
+
+def test_after_a_step_that_failed_none_runs_at_once(at_once):
+    at_once._own.free.set()
+    for plan in ("broken", 1, 2):
+        with pytest.raises(RuntimeError, match="no such step"):
+            at_once.launch(plan).result()
+    assert at_once._own.said == [("broken", True)]
+
+
+def test_another_thread_than_the_engines_launches_nothing_itself(at_once):
+    """Its current device may be another."""
+    at_once._own.free.set()
+    found = []
+    other = threading.Thread(target=lambda: found.append(at_once.launch(1).result()))
+    other.start()
+    other.join()
+    assert found == [1]
+    assert at_once._own.said == [(1, False)]

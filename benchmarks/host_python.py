@@ -1,0 +1,196 @@
+"""The host's own time of decode steps on a GPU, measured without one.
+
+python benchmarks/host_python.py                        # two minutes
+python benchmarks/host_python.py --before ../before     # beside another source tree
+
+Requests of a fake model decode together, one step ahead of the results, as on a GPU: the same engine,
+executor and thread. But their steps compute nothing. What stands in for the graphs writes made-up results,
+and its time does not count, so what is left is Python. What a CUDA driver takes for copies, launches and
+events is missing; copies on the CPU stand in for them. Each setting is measured several times, by turns,
+with a new engine in a new process: medians of the engines' medians, in microseconds a step. The last line is
+JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import random
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from depth_claims import add_shared_options, positive, run_script
+from executor_python import commit, measured_in, numbers
+from last_line import tell
+
+from nextn.bench.dev.micro.clock import quiet
+from nextn.bench.machine import this_machine
+from nextn.config import EngineConfig
+from nextn.draft import MAX_DRAFTS
+from nextn.engine.device_runner import DeviceRunner
+from nextn.engine.engine import Engine
+from nextn.engine.rank import make_runner
+from nextn.engine.thread import ThreadExecutor
+from nextn.request import Request, SamplingParams
+from nextn.speculative.device import relay as row
+from nextn.speculative.device import step as columns
+from nextn.speculative.device.relay import Relay
+from nextn.speculative.device.shape import StepShape
+from nextn.speculative.device.step import DeviceStep
+from nextn.trace import TRACE
+
+PROMPT = 16  # tokens, and up to as many more: new pages do not come all at once
+UNTIMED = 8  # steps that come first
+TOKEN = 100  # that every request gets, over and over
+PARTS = ("plan", "launch", "read", "commit")
+
+
+class MadeUp:
+    """In place of graphs (`nextn.speculative.device.graphs.StepPasses`): of three drafts two hold."""
+
+    def __init__(self, step: DeviceStep) -> None:
+        self.inputs, self.results = step.inputs.numpy(), step.results.numpy()
+        self.rows = step.relay.rows.numpy()
+        self.seconds = 0.0
+
+    def prepare(self, shape: StepShape) -> None:
+        pass
+
+    def run(self, shape: StepShape) -> None:
+        begin = time.perf_counter()
+        inputs, found = self.inputs[: shape.requests], self.results[: shape.requests]
+        slots = inputs[:, columns.SLOT]
+        rows = self.rows[slots]
+        length, limit, over = rows[:, row.LENGTH], rows[:, row.LIMIT], rows[:, row.ENDED] != 0
+        most = np.minimum(inputs[:, columns.MOST_DRAFTS], limit - length - 1)
+        drafts = np.clip(np.minimum(rows[:, row.DRAFTS], most), 0, None)
+        taken = np.where(over, 0, 1 + 2 * drafts // 3)
+        depth = np.clip(np.minimum(inputs[:, columns.NUM_STEPS], limit - length - taken - 1), 0, None)
+        found[:] = TOKEN
+        numbers = length - 1, drafts, taken, depth, depth, depth, 0 * depth, over
+        for column, each in enumerate(numbers):
+            found[:, column] = each
+        found[:, columns.RESULTS + 1 + 2 * MAX_DRAFTS :] = 0  # bins
+        rows[:, row.LENGTH], rows[:, row.DRAFTS] = length + taken, depth
+        rows[:, row.ENDED] |= length + taken >= limit
+        self.rows[slots] = rows
+        self.seconds += time.perf_counter() - begin
+
+
+def engine_of(requests: int, num_steps: int, model: str) -> tuple[Engine, MadeUp]:
+    made: list[MadeUp] = []
+
+    def make(config: EngineConfig) -> ThreadExecutor:
+        plain = make_runner(config)
+        runner = DeviceRunner(plain.info, plain.model, plain.pool, plain.drafter)
+        pages = 1 + 1024 // plain.pool.page_size
+        ops = SimpleNamespace(name="reference")
+        model: Any = SimpleNamespace(device=torch.device("cpu"), ops=ops, row_align=1)  # it never runs
+        step = DeviceStep(model, plain.pool, Relay(requests, pages, model.device), requests)
+        made.append(MadeUp(step))
+        runner.begin_on_device(step, made[0])
+        return ThreadExecutor(runner)
+
+    config = EngineConfig(
+        model_path=model, threads=1, speculative_num_steps=num_steps, max_running_requests=requests,
+        context_length=1024, disable_radix_cache=True, kernel_backend="reference", device="cpu",
+        overlap_schedule="on", kv_cache_tokens=1024 * requests,
+    )  # fmt: skip
+    return Engine(config, make), made[0]
+
+
+def measured(model: str, requests: int, num_steps: int, steps: int) -> dict[str, float]:
+    """Microseconds a step, whole and of each part: medians."""
+    engine, passes = engine_of(requests, num_steps, model)
+    for i in range(requests):
+        prompt = [(7 * i + 11 * j) % 2000 + 10 for j in range(PROMPT + i % PROMPT)]
+        engine.add(Request(str(i), prompt, SamplingParams(max_tokens=900, temperature=0, ignore_eos=True)))
+    while engine.stats().waiting or any(not r.decoding for r in engine._scheduler.running):
+        engine.step()
+    found: dict[str, list[float]] = defaultdict(list)
+    with quiet():
+        for traced in (False, True):
+            for _ in range(UNTIMED):
+                engine.step()
+            for _ in range(steps):
+                passes.seconds = 0.0
+                if traced:
+                    TRACE.start("")
+                begin = time.perf_counter()
+                outputs = engine.step()
+                whole = time.perf_counter() - begin - passes.seconds
+                assert len(outputs) == requests
+                if traced:
+                    parts = part_seconds()
+                    parts["launch"] -= passes.seconds
+                    for name, seconds in parts.items():
+                        found[name].append(seconds)
+                else:
+                    found["whole"].append(whole)
+    return {name: 1e6 * median(each) for name, each in found.items()}
+
+
+def part_seconds() -> dict[str, float]:
+    """Of the step that was traced. The thread of steps may launch one while the engine reads another."""
+    names = {
+        ("engine", "plan"): "plan", ("runner", "prepare"): "launch", ("runner", "launch"): "launch",
+        ("engine", "result"): "read", ("engine", "commit"): "commit",
+    }  # fmt: skip
+    found = dict.fromkeys(PARTS, 0.0)
+    for each in TRACE.take().intervals:
+        name = names.get((each.lane, each.name))
+        if name is not None:
+            found[name] += 1e-9 * (each.end - each.begin)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_shared_options(parser)
+    parser.add_argument("--before", type=Path, help="another source tree", metavar="FOLDER")
+    parser.add_argument("--requests", type=numbers, default=[1, 16, 32, 64])
+    parser.add_argument("--num-steps", type=numbers, default=[0, 3], help="drafts of a request")
+    parser.add_argument("--steps", type=positive, default=100, help="of an engine (default: %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=3, help="engines (default: %(default)s)")
+    parser.set_defaults(model_path="fake:0.6")
+    args = parser.parse_args()
+    trees = {"now": Path(__file__).resolve().parent.parent}
+    if args.before is not None:
+        trees["before"] = args.before.resolve()
+    rows: list[dict[str, Any]] = []
+    print("| drafts | requests | tree | step, us | plan | launch | read | commit |")
+    print("|--:|--:|---|--:|--:|--:|--:|--:|")
+    for num_steps, requests in itertools.product(args.num_steps, args.requests):
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in trees}
+        for _ in range(args.rounds):
+            for name in random.sample(sorted(trees), len(trees)):
+                settings = args.model_path, requests, num_steps, args.steps
+                found[name].append(measured_in(trees[name], *settings, script=__file__))
+        for name, each in found.items():
+            times = {key: median(one[key] for one in each) for key in ("whole", *PARTS)}
+            rows.append({"tree": name, "num_steps": num_steps, "requests": requests, **times})
+            cells = " | ".join(f"{each:.0f}" for each in times.values())
+            print(f"| {num_steps} | {requests} | {name} | {cells} |", flush=True)
+    machine = dataclasses.asdict(this_machine())
+    result = {
+        "microseconds": rows, "model": args.model_path, "rounds": args.rounds, "machine": machine,
+        "commits": {name: commit(tree) for name, tree in trees.items()},
+    }  # fmt: skip
+    tell("host-python", result, args.output)
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--here"]:
+        print(json.dumps(measured(sys.argv[2], *map(int, sys.argv[3:]))))
+    else:
+        run_script(main)
