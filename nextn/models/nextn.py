@@ -36,15 +36,9 @@ class NextN:
         }
 
     def forward(
-        self,
-        hidden: Tensor,
-        rows: Tensor | None,
-        batch: Batch,
-        embedding: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        self, hidden: Tensor, rows: Tensor | None, batch: Batch, embedding: Tensor, cos: Tensor, sin: Tensor,
         cache: Tensor,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """States [T, C] at the batch's positions, which are those rows of `hidden` or all of it, and the
         batch's tokens, one position further -> [T, C]. cos, sin: the tables."""
         eps, spec = self.cfg.rms_norm_eps, self.spec

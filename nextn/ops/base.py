@@ -132,20 +132,10 @@ class Ops(Protocol):
         embeddings [T, C] f32, and the rows' cos and sin [T, P / 2]."""
 
     def embed_beside(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        embedding: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        hidden: Tensor,
-        rows: Tensor | None,
-        embedding_norm: Tensor,
-        hidden_norm: Tensor,
-        eps: float,
-        embedding_first: bool,
+        self, tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor, hidden: Tensor,
+        rows: Tensor | None, embedding_norm: Tensor, hidden_norm: Tensor, eps: float, embedding_first: bool,
         masks_first: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """The norms of embeddings, and of hidden [N, C] or of those of its rows, [T] -> both [T, 2 * C], the
         embedding's half first or last, of the embedding's dtype; and the rows' cos and sin [T, P / 2].
         masks_first: embeddings are 0 at position 0."""

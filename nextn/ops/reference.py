@@ -61,20 +61,10 @@ class Reference:
         return embedding[tokens].float(), cos[positions], sin[positions]
 
     def embed_beside(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        embedding: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        hidden: Tensor,
-        rows: Tensor | None,
-        embedding_norm: Tensor,
-        hidden_norm: Tensor,
-        eps: float,
-        embedding_first: bool,
+        self, tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor, hidden: Tensor,
+        rows: Tensor | None, embedding_norm: Tensor, hidden_norm: Tensor, eps: float, embedding_first: bool,
         masks_first: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         embeds = embedding[tokens]
         if masks_first:
             embeds = embeds.masked_fill((positions == 0)[:, None], 0)

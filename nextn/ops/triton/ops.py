@@ -27,20 +27,10 @@ class TritonOps:
         return embed.embed(tokens, positions, embedding, cos, sin)
 
     def embed_beside(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        embedding: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        hidden: Tensor,
-        rows: Tensor | None,
-        embedding_norm: Tensor,
-        hidden_norm: Tensor,
-        eps: float,
-        embedding_first: bool,
+        self, tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor, hidden: Tensor,
+        rows: Tensor | None, embedding_norm: Tensor, hidden_norm: Tensor, eps: float, embedding_first: bool,
         masks_first: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         return embed.embed_beside(
             tokens, positions, embedding, cos, sin, hidden, rows, embedding_norm, hidden_norm, eps,
             embedding_first, masks_first,
