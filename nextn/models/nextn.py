@@ -14,6 +14,7 @@ from torch import Tensor
 from nextn.layers.batch import Batch
 from nextn.layers.decoder import DecoderLayer
 from nextn.layers.sharing import Sharing
+from nextn.ops.base import Tables
 from nextn.ops.fp8 import Weight
 
 
@@ -36,16 +37,12 @@ class NextN:
         }
 
     def forward(
-        self, hidden: Tensor, rows: Tensor | None, batch: Batch, embedding: Tensor, cos: Tensor, sin: Tensor,
-        cache: Tensor,
-    ) -> Tensor:  # fmt: skip
-        """States [T, C] at the batch's positions, which are those rows of `hidden` or all of it, and the
-        batch's tokens, one position further -> [T, C]. cos, sin: the tables."""
-        eps, spec = self.cfg.rms_norm_eps, self.spec
-        both, cos, sin = self.ops.embed_beside(
-            batch.tokens, batch.positions, embedding, cos, sin, hidden, rows, self.enorm, self.hnorm, eps,
-            spec.embedding_first, spec.masks_first,
-        )  # fmt: skip
+        self, hidden: Tensor, rows: Tensor | None, batch: Batch, tables: Tables, cache: Tensor
+    ) -> Tensor:
+        """States [T, C], all of `hidden` or its `rows`, and the tokens one position further -> [T, C]."""
+        eps, norms, spec = self.cfg.rms_norm_eps, (self.enorm, self.hnorm), self.spec
+        halves = hidden, rows, norms, eps, spec.embedding_first, spec.masks_first
+        both, cos, sin = self.ops.embed_beside(batch.tokens, batch.positions, tables, *halves)
         x = self.ops.linear(both, self.eh_proj, torch.float32)
         x, added = self.layer.forward(x, (), batch, cos, sin, cache)
         return self.ops.add_norm(x, added, self.norm, eps)[1]

@@ -22,7 +22,7 @@ from nextn.layers.rotary import rotary_tables
 from nextn.layers.sharing import Sharing
 from nextn.models.names import expected_tensors
 from nextn.models.nextn import NextN
-from nextn.ops.base import ROW_ALIGN, Addend, Ops
+from nextn.ops.base import ROW_ALIGN, Addend, Ops, Tables
 from nextn.ops.fp8 import Fp8Matrix, Weight
 
 
@@ -66,7 +66,7 @@ class TorchModel:
         if draft_tokens is not None:
             own = [t - self.vocabulary.begin for t in draft_tokens if t in self.vocabulary.own]
             self.draft_rows = torch.tensor(own, dtype=torch.long, device=device)
-        self.cos, self.sin = rotary_tables(cfg, cfg.max_position_embeddings, device)
+        self.tables = Tables(self.embedding, *rotary_tables(cfg, cfg.max_position_embeddings, device))
 
     @cached_property
     def _targets(self) -> dict[str, Weight]:
@@ -131,7 +131,7 @@ class TorchModel:
             for moe in self._parallel:
                 moe.idle()
             return torch.empty(0, self.config.hidden_size, dtype=self.dtype, device=self.device)
-        x, cos, sin = self.ops.embed(batch.tokens, batch.positions, self.embedding, self.cos, self.sin)
+        x, cos, sin = self.ops.embed(batch.tokens, batch.positions, self.tables)
         added: Sequence[Addend] = ()
         for i, layer in enumerate(self.layers):
             x, added = layer.forward(x, added, batch, cos, sin, pool.layer(i))
@@ -155,4 +155,4 @@ class TorchModel:
     ) -> Tensor:
         """`draft` of a batch on the device. rows: [T], if given, of `hidden`, in place of its own order."""
         cache = pool.layer(len(self.layers) + layer)
-        return self.nextn[layer].forward(hidden, rows, batch, self.embedding, self.cos, self.sin, cache)
+        return self.nextn[layer].forward(hidden, rows, batch, self.tables, cache)

@@ -109,6 +109,14 @@ class Columns(Protocol):
         """part [rows, end - begin] -> [rows, n]."""
 
 
+class Tables(NamedTuple):
+    """What a pass looks up. embedding: [V, C]. cos, sin: [positions, P / 2] f32."""
+
+    embedding: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
 class Mixture(NamedTuple):
     """What `Ops.combine` makes of these, not made yet."""
 
@@ -125,20 +133,17 @@ class Ops(Protocol):
     name: str
     exact_columns: bool
 
-    def embed(
-        self, tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """tokens, positions [T], embedding [V, C], cos and sin [positions, P / 2] f32 -> the tokens'
-        embeddings [T, C] f32, and the rows' cos and sin [T, P / 2]."""
+    def embed(self, tokens: Tensor, positions: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+        """tokens, positions [T] -> the tokens' embeddings [T, C] f32, and the positions' cos and sin
+        [T, P / 2] f32."""
 
     def embed_beside(
-        self, tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor, hidden: Tensor,
-        rows: Tensor | None, embedding_norm: Tensor, hidden_norm: Tensor, eps: float, embedding_first: bool,
-        masks_first: bool,
+        self, tokens: Tensor, positions: Tensor, tables: Tables, hidden: Tensor, rows: Tensor | None,
+        norms: tuple[Tensor, Tensor], eps: float, embedding_first: bool, masks_first: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """The norms of embeddings, and of hidden [N, C] or of those of its rows, [T] -> both [T, 2 * C], the
-        embedding's half first or last, of the embedding's dtype; and the rows' cos and sin [T, P / 2].
-        masks_first: embeddings are 0 at position 0."""
+        """Embeddings, and hidden [T, C], or, with `rows` [T], these of hidden [N, C]; each normed, by norms
+        [C] -> both side by side [T, 2 * C], embeddings first or last, of the norms' dtype; and cos and sin as
+        `embed` has them. masks_first: embeddings are 0 at position 0."""
 
     def linear(self, x: Tensor, weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
         """x [T, n_in], weight [n_out, n_in] -> [T, n_out] of this dtype, by default that of x."""

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nextn.ops.base import KV_BLOCK, NO_TOKEN, ROW_ALIGN, Addend, Columns, Mixture, Spans
+from nextn.ops.base import KV_BLOCK, NO_TOKEN, ROW_ALIGN, Addend, Columns, Mixture, Spans, Tables
 from nextn.ops.best import best_token
 from nextn.ops.fp8 import Weight, widened
 from nextn.ops.gather import Gathered, gathered
@@ -55,23 +55,20 @@ class Reference:
         """modes: from `product_modes`; a shape that is not in it goes the direct way."""
         self.modes = {shape: mode for shape, mode in (modes or {}).items() if mode != "direct"}
 
-    def embed(
-        self, tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return embedding[tokens].float(), cos[positions], sin[positions]
+    def embed(self, tokens: Tensor, positions: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+        return tables.embedding[tokens].float(), tables.cos[positions], tables.sin[positions]
 
     def embed_beside(
-        self, tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor, hidden: Tensor,
-        rows: Tensor | None, embedding_norm: Tensor, hidden_norm: Tensor, eps: float, embedding_first: bool,
-        masks_first: bool,
+        self, tokens: Tensor, positions: Tensor, tables: Tables, hidden: Tensor, rows: Tensor | None,
+        norms: tuple[Tensor, Tensor], eps: float, embedding_first: bool, masks_first: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        embeds = embedding[tokens]
+        embeds = tables.embedding[tokens]
         if masks_first:
             embeds = embeds.masked_fill((positions == 0)[:, None], 0)
         states = hidden if rows is None else hidden.index_select(0, rows)
-        parts = self.rms_norm(embeds, embedding_norm, eps), self.rms_norm(states, hidden_norm, eps)
+        parts = self.rms_norm(embeds, norms[0], eps), self.rms_norm(states, norms[1], eps)
         both = torch.cat(parts if embedding_first else parts[::-1], dim=-1)
-        return both, cos[positions], sin[positions]
+        return both, tables.cos[positions], tables.sin[positions]
 
     def linear(self, x: Tensor, weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
         return self._linear(x, widened(weight, x.dtype)).to(dtype or x.dtype)

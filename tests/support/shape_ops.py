@@ -9,28 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nextn.ops.base import Addend, Columns, Spans
+from nextn.ops.base import Addend, Columns, Spans, Tables
 
 
 class ShapeOps:
     name = "shapes"
     exact_columns = True
 
-    def embed(
-        self, tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def embed(self, tokens: Tensor, positions: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
         assert tokens.shape == positions.shape
-        rows, half = len(tokens), cos.shape[1]
-        x = embedding.new_empty(rows, embedding.shape[1], dtype=torch.float32)
-        return x, cos.new_empty(rows, half), sin.new_empty(rows, half)
+        embedding, cos, sin = (table.new_empty(len(tokens), table.shape[1]) for table in tables)
+        return embedding.float(), cos, sin
 
     def embed_beside(
-        self, tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor, hidden: Tensor,
-        rows: Tensor | None, *rest: Any,
+        self, tokens: Tensor, positions: Tensor, tables: Tables, hidden: Tensor, rows: Tensor | None,
+        *rest: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         assert len(hidden if rows is None else rows) == len(tokens)
-        x, cos, sin = self.embed(tokens, positions, embedding, cos, sin)
-        return embedding.new_empty(len(x), 2 * x.shape[1]), cos, sin
+        x, cos, sin = self.embed(tokens, positions, tables)
+        return tables.embedding.new_empty(len(x), 2 * x.shape[1]), cos, sin
 
     def linear(self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         assert x.shape[1] == weight.shape[1]

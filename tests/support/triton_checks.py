@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nextn.layers.batch import PackedBatch, Span, build_batch
-from nextn.ops.base import NO_TOKEN, Mixture, Ops
+from nextn.ops.base import NO_TOKEN, Mixture, Ops, Tables
 from nextn.ops.reference import Reference
 from nextn.ops.triton import attention
 from nextn.ops.triton.ops import TritonOps
@@ -53,10 +53,10 @@ def check_embed(on: Device) -> None:
     rows, vocab, width, half = (300, 5000, 7168, 32) if on.large else (7, 9, 40, 3)
     gen = torch.Generator().manual_seed(0)
     tokens, positions = (torch.randint(vocab, (rows,), generator=gen).to(on.name) for _ in range(2))
-    embedding = on.rand(vocab, width)
-    cos, sin = (on.rand(vocab, half, seed=seed, dtype=torch.float32) for seed in (1, 2))
-    want = PLAIN.embed(tokens, positions, embedding, cos, sin)
-    for a, b in zip(ops.embed(tokens.int(), positions.int(), embedding, cos, sin), want, strict=True):
+    turns = (on.rand(vocab, half, seed=seed, dtype=torch.float32) for seed in (1, 2))
+    tables = Tables(on.rand(vocab, width), *turns)
+    want = PLAIN.embed(tokens, positions, tables)
+    for a, b in zip(ops.embed(tokens.int(), positions.int(), tables), want, strict=True):
         assert a.dtype == torch.float32
         assert torch.equal(a, b)
 
@@ -68,21 +68,22 @@ def check_embed_beside(on: Device) -> None:
     gen = torch.Generator().manual_seed(0)
     tokens, positions = (torch.randint(vocab, (rows,), generator=gen).to(on.name) for _ in range(2))
     positions[::3] = 0
-    embedding, hidden = on.rand(vocab, width), on.rand(rows + 4, width + 3, seed=1)[:, 2 : width + 2]
-    norms = [on.rand(width, seed=seed) for seed in (2, 3)]
-    tables = [on.rand(vocab, half, seed=seed, dtype=torch.float32) for seed in (4, 5)]
+    hidden = on.rand(rows + 4, width + 3, seed=1)[:, 2 : width + 2]
+    norms = on.rand(width, seed=2), on.rand(width, seed=3)
+    turns = (on.rand(vocab, half, seed=seed, dtype=torch.float32) for seed in (4, 5))
+    tables = Tables(on.rand(vocab, width), *turns)
     some = torch.randint(rows + 4, (rows,), generator=gen).to(on.name)
     for first, masks, source in ((True, False, some), (False, True, some.int()), (True, True, None)):
         states = hidden[:rows] if source is None else hidden
-        args = states, source, *norms, 1e-6, first, masks
-        both, *turns = ops.embed_beside(tokens.int(), positions.int(), embedding, *tables, *args)
-        embeds = embedding[tokens].masked_fill((positions == 0)[:, None] & masks, 0)
+        args = tables, states, source, norms, 1e-6, first, masks
+        both, *turned = ops.embed_beside(tokens.int(), positions.int(), *args)
+        embeds = tables.embedding[tokens].masked_fill((positions == 0)[:, None] & masks, 0)
         states = states if source is None else states[some]
         halves = ops.rms_norm(embeds, norms[0], 1e-6), ops.rms_norm(states, norms[1], 1e-6)
         assert both.dtype == on.dtype
         assert torch.equal(both, torch.cat(halves if first else halves[::-1], dim=1))
-        assert all(torch.equal(a, b[positions]) for a, b in zip(turns, tables, strict=True))
-        plain = PLAIN.embed_beside(tokens, positions, embedding, *tables, *args)
+        assert all(torch.equal(a, b[positions]) for a, b in zip(turned, tables[1:], strict=True))
+        plain = PLAIN.embed_beside(tokens, positions, *args)
         on.close(both, plain[0].float())
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from nextn.layers.batch import PackedBatch, Span
-from nextn.ops.base import Mixture
+from nextn.ops.base import Mixture, Tables
 from nextn.ops.fp8 import Fp8Matrix
 from nextn.ops.triton import attention as attention_kernels
 from nextn.ops.triton import early
@@ -216,11 +216,12 @@ def blocks(*shape: int) -> Fp8Matrix:
 
 
 def embeddings(s: Sizes, x: Tensor) -> None:
-    tokens, embedding = meta(len(x), dtype=torch.int32), meta(s.vocab, s.hidden, dtype=x.dtype)
-    cos, norm = meta(4096, s.rope // 2, dtype=torch.float32), meta(s.hidden, dtype=x.dtype)
-    OPS.embed(tokens, tokens, embedding, cos, cos)
+    tokens, norm = meta(len(x), dtype=torch.int32), meta(s.hidden, dtype=x.dtype)
+    turns = meta(4096, s.rope // 2, dtype=torch.float32)
+    tables = Tables(meta(s.vocab, s.hidden, dtype=x.dtype), turns, turns)
+    OPS.embed(tokens, tokens, tables)
     for rows in (tokens, None):
-        OPS.embed_beside(tokens, tokens, embedding, cos, cos, x, rows, norm, norm, 1e-6, True, True)
+        OPS.embed_beside(tokens, tokens, tables, x, rows, (norm, norm), 1e-6, True, True)
 
 
 def step_numbers(counts: list[int]) -> Calls:

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nextn.ops.base import Tables
 from nextn.ops.triton.early import early, let_next_start, wait
 
 
@@ -68,50 +69,45 @@ def _embed_beside(
     tl.store(to + c, (v * scale * weight).to(both.dtype.element_ty), mask=there)
 
 
-def embed(
-    tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """tokens, positions [T], embedding [V, C], cos and sin [positions, P / 2] f32 -> [T, C] f32, [T, P / 2]
-    of each."""
-    rows, width = len(tokens), _checked(embedding, cos, sin)
+def embed(tokens: Tensor, positions: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+    """tokens, positions [T] -> [T, C] f32, cos and sin [T, P / 2] f32."""
+    rows, width = len(tokens), _checked(tables)
     x = torch.empty(rows, width, dtype=torch.float32, device=tokens.device)
-    row_cos, row_sin, half = _turns(rows, cos)
+    row_cos, row_sin, half = _turns(rows, tables.cos)
     block = triton.next_power_of_2(width)
     _embed[(rows,)](
-        tokens, positions, embedding, cos, sin, x, row_cos, row_sin, width, half, C=block,
+        tokens, positions, *tables, x, row_cos, row_sin, width, half, C=block,
         HALF=triton.next_power_of_2(half), num_warps=_warps(block), **early(tokens.device),
     )  # fmt: skip
     return x, row_cos, row_sin
 
 
 def embed_beside(
-    tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor, hidden: Tensor,
-    rows: Tensor | None, embedding_norm: Tensor, hidden_norm: Tensor, eps: float, embedding_first: bool,
-    masks_first: bool,
+    tokens: Tensor, positions: Tensor, tables: Tables, hidden: Tensor, rows: Tensor | None,
+    norms: tuple[Tensor, Tensor], eps: float, embedding_first: bool, masks_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """hidden [N, C], rows [T] of it, or None: all -> both [T, 2 * C], and cos and sin as `embed` has them."""
-    count, width = len(tokens), _checked(embedding, cos, sin)
+    """hidden [N, C], rows [T] of it, or None: all; norms [C] -> both [T, 2 * C], and cos and sin as `embed`
+    has them."""
+    count, width = len(tokens), _checked(tables)
     assert hidden.stride(1) == 1
     assert len(hidden if rows is None else rows) == count
-    both = torch.empty(count, 2 * width, dtype=embedding_norm.dtype, device=tokens.device)
-    row_cos, row_sin, half = _turns(count, cos)
+    both = torch.empty(count, 2 * width, dtype=norms[0].dtype, device=tokens.device)
+    row_cos, row_sin, half = _turns(count, tables.cos)
     block = triton.next_power_of_2(width)
     _embed_beside[count, 2](
-        tokens, positions, embedding, cos, sin, hidden, tokens if rows is None else rows, embedding_norm,
-        hidden_norm, both, row_cos, row_sin, hidden.stride(0), width, half, eps, SOME=rows is not None,
-        FIRST=embedding_first, MASKS=masks_first, C=block, HALF=triton.next_power_of_2(half),
-        num_warps=_warps(block), enable_fp_fusion=False, **early(tokens.device),
+        tokens, positions, *tables, hidden, tokens if rows is None else rows, *norms, both, row_cos, row_sin,
+        hidden.stride(0), width, half, eps, SOME=rows is not None, FIRST=embedding_first, MASKS=masks_first,
+        C=block, HALF=triton.next_power_of_2(half), num_warps=_warps(block), enable_fp_fusion=False,
+        **early(tokens.device),
     )  # fmt: skip
     return both, row_cos, row_sin
 
 
-def _checked(embedding: Tensor, cos: Tensor, sin: Tensor) -> int:
+def _checked(tables: Tables) -> int:
     """The embedding's width."""
-    assert embedding.is_contiguous()
-    assert cos.is_contiguous()
-    assert sin.is_contiguous()
-    assert cos.dtype == sin.dtype == torch.float32
-    return embedding.shape[1]
+    assert all(table.is_contiguous() for table in tables)
+    assert tables.cos.dtype == tables.sin.dtype == torch.float32
+    return tables.embedding.shape[1]
 
 
 def _turns(rows: int, cos: Tensor) -> tuple[Tensor, Tensor, int]:

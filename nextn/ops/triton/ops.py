@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nextn.ops.base import Addend, Columns, Spans
+from nextn.ops.base import Addend, Columns, Spans, Tables
 from nextn.ops.fp8 import Weight
 from nextn.ops.naive import naive_attention
 from nextn.ops.triton import attention, best, embed, heads, linear, route, rows
@@ -21,20 +21,16 @@ class TritonOps:
 
     naive_attention = staticmethod(naive_attention)
 
-    def embed(
-        self, tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return embed.embed(tokens, positions, embedding, cos, sin)
+    def embed(self, tokens: Tensor, positions: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+        return embed.embed(tokens, positions, tables)
 
     def embed_beside(
-        self, tokens: Tensor, positions: Tensor, embedding: Tensor, cos: Tensor, sin: Tensor, hidden: Tensor,
-        rows: Tensor | None, embedding_norm: Tensor, hidden_norm: Tensor, eps: float, embedding_first: bool,
-        masks_first: bool,
+        self, tokens: Tensor, positions: Tensor, tables: Tables, hidden: Tensor, rows: Tensor | None,
+        norms: tuple[Tensor, Tensor], eps: float, embedding_first: bool, masks_first: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         return embed.embed_beside(
-            tokens, positions, embedding, cos, sin, hidden, rows, embedding_norm, hidden_norm, eps,
-            embedding_first, masks_first,
-        )  # fmt: skip
+            tokens, positions, tables, hidden, rows, norms, eps, embedding_first, masks_first
+        )
 
     def linear(self, x: Tensor, weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
         return linear.linear(x, weight, dtype or x.dtype)
