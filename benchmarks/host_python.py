@@ -41,8 +41,8 @@ from nextn.engine.engine import Engine
 from nextn.engine.rank import make_runner
 from nextn.engine.thread import ThreadExecutor
 from nextn.request import Request, SamplingParams
-from nextn.speculative.device import relay as row
 from nextn.speculative.device import columns
+from nextn.speculative.device import relay as row
 from nextn.speculative.device.relay import Relay
 from nextn.speculative.device.shape import StepShape
 from nextn.speculative.device.step import DeviceStep

@@ -17,8 +17,6 @@ from nextn.layers.batch import Batch, PackedBatch, packed_size
 # kernel: their kernels take longer than launching them.
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
-POSITIONS = 512  # that rows of a graph see, at least
-
 Pass = Callable[[Batch, Tensor | None], Tensor]  # hidden states in -> out
 
 
@@ -30,7 +28,7 @@ def bucket(rows: int) -> int | None:
 def most_positions(longest: int) -> int:
     """What a graph is captured for whose rows see at most so many positions. Few graphs differ in it: a
     capture amid requests holds them all up. most_positions(513) == 2048."""
-    most = POSITIONS
+    most = 512
     while most < longest:
         most *= 4
     return most

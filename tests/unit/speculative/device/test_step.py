@@ -68,8 +68,12 @@ def test_the_kernels_of_greedy_steps_are_triton_s(monkeypatch):
     step = step_without_numbers(TritonOps())
     own = {"_embed": 1, "_begin": 1, "_verify": 1, "_end": 1}
     for drafting, more, kernels in (
-        (Drafting(), {}, []),
-        (Drafting(3, True, gated=True), {"_embed_beside": 3, "_guessed": 3}, ["aten::index_select"]),
+        (Drafting(), {}, ["aten::index_copy_"]),
+        (
+            Drafting(3, True, gated=True),
+            {"_embed_beside": 3, "_guessed": 3},
+            ["aten::index_copy_", "aten::index_select"],
+        ),
     ):
         launched.clear()
         with Kernels() as torchs:
