@@ -302,6 +302,7 @@ def check_best_of_product_without_numbers(on: Device) -> None:
         warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of the interpreter
         ids, confidence = ops.best_of_product(x, weight)
     assert ids.tolist() == [77, NO_TOKEN, NO_TOKEN, NO_TOKEN]
+    assert torch.equal(PLAIN.best_of_product(*f32(x, weight))[0], ids)
     assert float(confidence[0]) == 0.0
     weight[5, 0] = 41.0
     ids, confidence = ops.best_of_product(x[:1], weight)
