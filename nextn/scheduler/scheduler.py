@@ -277,11 +277,10 @@ class Scheduler:
             self.kv.skip_drafts(req)
         first, pages = self.kv.send(req)
         scores = under_way.scores(req, start, end) if start < req.num_prompt else NO_SCORES
-        cut = req.automatic and num_steps > 0
         # Keywords would take half of the time that the plan of a step takes.
         span = SpanPlan(
-            req.rid, start, n, draft, chooses, first, pages, num_steps, scores, extend, req.draft_from, cut,
-            ahead, most if ahead else 0,
+            req.rid, start, n, draft, chooses, first, pages, num_steps, scores, extend, req.draft_from,
+            req.automatic and num_steps > 0, ahead, most if ahead else 0,
         )  # fmt: skip
         spans.append(span)
         return span
