@@ -80,8 +80,9 @@ class MadeUp:
         for column, each in enumerate(numbers):
             found[:, column] = each
         found[:, columns.RESULTS + 1 + 2 * MAX_DRAFTS :] = 0  # bins
-        rows[:, row.LENGTH], rows[:, row.DRAFTS] = length + taken, depth
-        rows[:, row.ENDED] |= length + taken >= limit
+        after = length + taken
+        rows[:, row.ENDED] |= after >= limit
+        rows[:, row.LENGTH], rows[:, row.DRAFTS] = after, depth
         self.rows[slots] = rows
         self.seconds += time.perf_counter() - begin
 
