@@ -131,7 +131,7 @@ class DeviceRunner(Runner):
         if not plan.keep:
             self.drafter.forget()
         lap("prepare")
-        self.passes.prepare(shape)
+        shape = self.passes.prepare(shape)
         buffers = self._buffers.take()
         load.send(shape.requests, plan.cutoff, buffers)
         self.passes.run(shape)

@@ -89,7 +89,7 @@ class RecordedSteps:
         self.recordings: dict[StepShape, Recording] = {}
 
     @torch.inference_mode()
-    def prepare(self, shape: StepShape) -> None:
+    def prepare(self, shape: StepShape) -> StepShape:
         if shape not in self.recordings:
             self.step.sent.whole.zero_()
             self.step.run(shape)
@@ -99,6 +99,7 @@ class RecordedSteps:
                 self.step.run(shape)
             assert self.step.relay.rows.equal(before[0])  # nobody's requests change nothing
             assert self.step.relay.pages.equal(before[1])
+        return shape
 
     @torch.inference_mode()
     def run(self, shape: StepShape) -> None:

@@ -6,6 +6,7 @@ Graphs of all shapes share their memory: they run one after another, and what la
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -14,17 +15,20 @@ import torch
 from nextn.speculative.device.shape import StepShape
 from nextn.speculative.device.step import DeviceStep
 
+OFTEN = 256  # steps of a shape: they pay a capture, which takes as long as some 50 to 100 of them
+
 log = logging.getLogger("nextn.engine")
 
 
 class StepPasses(Protocol):
     """How the step of a shape is run."""
 
-    def prepare(self, shape: StepShape) -> None:
-        """Called before the step's inputs are sent; may write over them."""
+    def prepare(self, shape: StepShape) -> StepShape:
+        """The shape that a step of this one is to run in. Called before the step's inputs are sent; may write
+        over them."""
 
     def run(self, shape: StepShape) -> None:
-        """The step, once its inputs are there."""
+        """The step, once its inputs are there, in a shape that `prepare` has given."""
 
 
 class OneByOne:
@@ -33,31 +37,51 @@ class OneByOne:
     def __init__(self, step: DeviceStep) -> None:
         self.run = step.run
 
-    def prepare(self, shape: StepShape) -> None:
-        pass
+    def prepare(self, shape: StepShape) -> StepShape:
+        return shape
 
 
 class StepGraphs:
+    """A capture holds all requests up. So a step of a shape that has no graph runs in that of another which
+    serves it, if there is one, and its shape gets a graph when it has come OFTEN times."""
+
     def __init__(self, step: DeviceStep) -> None:
         self._step = step
         # None: this step cannot be captured and is launched kernel by kernel.
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph | None] = {}
         self._memory = torch.cuda.graph_pool_handle()
+        self._came: Counter[StepShape] = Counter()  # of those without a graph
+        self._servants: dict[StepShape, StepShape] = {}
 
     def capture(self, shapes: Iterable[StepShape], captured: Callable[[], None]) -> None:
         """captured: called after each."""
         for shape in shapes:
-            self.prepare(shape)
+            self.add(shape)
             captured()
 
+    def prepare(self, shape: StepShape) -> StepShape:
+        if shape in self._graphs:
+            return shape
+        self._came[shape] += 1
+        if self._came[shape] <= OFTEN:
+            if (servant := self._servants.get(shape)) is None:
+                servant = least_servant(shape, self._graphs)
+            if servant is not None:
+                self._servants[shape] = servant
+                return servant
+        del self._came[shape]
+        self._servants.clear()
+        self.add(shape)
+        return shape
+
     @torch.inference_mode()
-    def prepare(self, shape: StepShape) -> None:
-        if shape not in self._graphs:
-            try:
-                self._graphs[shape] = self._capture(shape)
-            except Exception as e:
-                log.warning("a step of %s cannot be captured, it is launched kernel by kernel: %s", shape, e)
-                self._graphs[shape] = None
+    def add(self, shape: StepShape) -> None:
+        """A graph for this shape."""
+        try:
+            self._graphs[shape] = self._capture(shape)
+        except Exception as e:
+            log.warning("a step of %s cannot be captured, it is launched kernel by kernel: %s", shape, e)
+            self._graphs[shape] = None
 
     def run(self, shape: StepShape) -> None:
         graph = self._graphs[shape]
@@ -77,13 +101,19 @@ class StepGraphs:
         return graph
 
 
+def least_servant(shape: StepShape, others: Iterable[StepShape]) -> StepShape | None:
+    """Of the others, the smallest in which steps of `shape` may run."""
+    serving = [other for other in others if other.serves(shape)]
+    return min(serving, default=None, key=lambda s: (s.rows, s.drafting, s.requests, s.longest))
+
+
 def graph_bytes(step: DeviceStep, shape: StepShape) -> int:
     """Memory of the device that the graph of a shape takes; it is given back."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before, _ = torch.cuda.mem_get_info(step.inputs.device)
     graphs = StepGraphs(step)
-    graphs.prepare(shape)
+    graphs.add(shape)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     after, _ = torch.cuda.mem_get_info(step.inputs.device)

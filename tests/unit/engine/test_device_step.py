@@ -17,6 +17,8 @@ from nextn.cutoff import Cutoff
 from nextn.engine.device_runner import DEPTHS, rounded
 from nextn.models.cuda import CudaModel
 from nextn.request import NOT_FINITE, SamplingParams
+from nextn.speculative.device.graphs import OneByOne
+from nextn.speculative.device.shape import Drafting, StepShape
 
 GREEDY = SamplingParams(max_tokens=14, temperature=0.0)
 HOT = SamplingParams(max_tokens=14, temperature=1.0, seed=2**63 + 5, stream=3)
@@ -54,11 +56,24 @@ def run(runner, work, **options):
     return done, ways
 
 
-def compare(model, work, ahead=False, drafts=True, general=1, **options):
+class Roomy(OneByOne):
+    """Every step runs in a larger shape than it needs."""
+
+    def prepare(self, shape):
+        steps = shape.drafting.num_steps
+        larger = StepShape(
+            min(8, 2 * shape.requests), 2 * shape.rows, Drafting(steps + 2, True, True), shape.choosing,
+            4 * shape.longest,
+        )  # fmt: skip
+        assert larger.serves(shape)
+        return larger
+
+
+def compare(model, work, ahead=False, drafts=True, general=1, passes=OneByOne, **options):
     """By `Runner` and by steps on the device. general: at most so many steps of the latter are none. Returns
     the jobs, done."""
     plain, _ = run(make_runner(model, on_device=False, drafts=drafts), work, **options)
-    done, ways = run(make_runner(model, drafts=drafts), work, ahead=ahead, **options)
+    done, ways = run(make_runner(model, drafts=drafts, passes=passes), work, ahead=ahead, **options)
     assert ways["DeviceTicket"] > 0
     assert ways["Ran"] <= general
     for a, b in zip(plain, done, strict=True):
@@ -81,6 +96,14 @@ def test_results_are_those_of_a_runner(model, params, num_steps, ahead):
     done = compare(model, jobs(params, num_steps), ahead)
     assert all(len(job.tokens) == 14 for job in done)
     assert (accepted(done) > 0) == (num_steps > 0)
+
+
+@with_ahead
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("num_steps", [0, 2])
+def test_a_larger_shape_gives_the_same(model, num_steps, cut, ahead):
+    work = jobs([GREEDY, HOT, FILTERED], num_steps, cut=cut)
+    compare(model, work, ahead, passes=Roomy, cutoff=CUTOFF)
 
 
 @with_ahead
