@@ -287,3 +287,9 @@ class Ops(Protocol):
     def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """`best_token` of `linear(x, weight, f32)`, to the bit, but NO_TOKEN where the best logit is infinite
         or one is NaN. Logits need not be written to memory."""
+
+    def uniforms(
+        self, seed_low: Tensor, seed_high: Tensor, stream: Tensor, position: Tensor, count: int
+    ) -> Tensor:
+        """`nextn.ops.philox.uniforms` of use 0, to the bit: each [N] int64 -> [N, count] f64. count: a
+        multiple of 4."""

@@ -24,6 +24,7 @@ from nextn.ops.best import best_token
 from nextn.ops.fp8 import Weight, widened
 from nextn.ops.gather import Gathered, gathered
 from nextn.ops.naive import naive_attention
+from nextn.ops.philox import uniforms
 from nextn.ops.probe import Mode, Shape
 from nextn.ops.rotary import rotate, turn
 
@@ -224,6 +225,8 @@ class Reference:
         finite = logits.amax(dim=-1).abs() < math.inf  # false of NaN
         tokens, confidence = best_token(logits)
         return torch.where(finite, tokens, NO_TOKEN), confidence
+
+    uniforms = staticmethod(uniforms)
 
     def heads_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._bmm(x.transpose(0, 1), weight).transpose(0, 1)

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nextn.sampling.gumbel import MASK, gumbel_noise, philox, uniform
+from nextn.ops.philox import MASK, philox, uniform
+from nextn.sampling.gumbel import gumbel_noise
 from nextn.sampling.sampler import best_tokens
 
 COIN, FINAL, DRAFT = 1, 2, 3

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nextn.ops.base import NO_TOKEN
 from nextn.sampling.filters import filter_rows
-from nextn.sampling.gumbel import gumbel_noise
+from nextn.sampling.gumbel import gumbel, places
 
 ROWS = 32  # that get their noise at a time: it takes a hundred bytes a logit while it is made
 
@@ -54,18 +54,20 @@ class RowDraws(NamedTuple):
 
 
 BestToken = Callable[[Tensor], tuple[Tensor, Tensor]]  # of `nextn.ops.base.Ops`
+Uniforms = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]  # the same
 
 
 def draw_rows(
-    logits: Tensor, draws: RowDraws, choosing: Choosing, best: BestToken | None = None
+    logits: Tensor, draws: RowDraws, choosing: Choosing, uniforms: Uniforms, best: BestToken | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """logits [N, V] f32, which may be written over -> tokens [N] int64, NO_TOKEN where there is no choice.
+    uniforms: what the noise is made from.
     best: if given, what finds their confidence, [N] f32, see `nextn.ops.base.Draw`."""
     assert len(logits) == len(draws.position)
     if choosing != Choosing.GREEDY:
         for at in range(0, len(logits), ROWS):
             rows = slice(at, at + ROWS)
-            logits[rows] = _perturbed(logits[rows], draws.part(rows), choosing)
+            logits[rows] = _perturbed(logits[rows], draws.part(rows), choosing, uniforms)
     picked = logits.argmax(dim=-1, keepdim=True)
     finite = logits.gather(1, picked).abs() < math.inf
     tokens = torch.where(finite, picked, NO_TOKEN)[:, 0]
@@ -75,13 +77,13 @@ def draw_rows(
     return tokens, ahead * torch.where(draws.temperature > 0, draws.temperature, 1.0)
 
 
-def _perturbed(logits: Tensor, draws: RowDraws, choosing: Choosing) -> Tensor:
+def _perturbed(logits: Tensor, draws: RowDraws, choosing: Choosing, uniforms: Uniforms) -> Tensor:
     """Of the rows that are sampled: filter(logits / T) + noise."""
     random = (draws.temperature > 0)[:, None]
     scaled = logits / torch.where(random, draws.temperature[:, None], 1.0)
     if choosing == Choosing.FILTERED:
         top_k, top_p, min_p = draws.top_k[:, None].float(), draws.top_p[:, None], draws.min_p[:, None]
         scaled = torch.where(draws.filters[:, None], filter_rows(scaled, top_k, top_p, min_p), scaled)
-    seeds, vocab = (draws.seed_low, draws.seed_high), logits.shape[1]
-    noise = gumbel_noise(seeds, draws.stream, draws.position, vocab, logits.device)
-    return torch.where(random, scaled + noise, logits)
+    count = logits.shape[1]
+    drawn = uniforms(draws.seed_low, draws.seed_high, draws.stream, draws.position, places(count))
+    return torch.where(random, scaled + gumbel(drawn, count), logits)

@@ -97,3 +97,8 @@ class ShapeOps:
 
     def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return logits.new_empty(len(logits), dtype=torch.int64), logits.new_empty(len(logits))
+
+    def uniforms(
+        self, seed_low: Tensor, seed_high: Tensor, stream: Tensor, position: Tensor, count: int
+    ) -> Tensor:
+        return position.new_empty(len(position), count, dtype=torch.float64)

@@ -47,6 +47,17 @@ def parts(rows: int) -> list[tuple[int, int]]:
     return [(0, 1), (rows - 1, 1), (1, 3), (rows // 2, rows - rows // 2), (0, rows - 1)]
 
 
+def check_uniforms(on: Device) -> None:
+    """What plain torch gives, to the bit."""
+    rows, count = (40, 151936) if on.large else (3, 2064)
+    gen = torch.Generator().manual_seed(0)
+    words = [torch.randint(1 << 32, (rows,), generator=gen).to(on.name) for _ in range(4)]
+    words[0][0], words[3][1] = (1 << 32) - 1, 0
+    found, want = TritonOps().uniforms(*words, count), PLAIN.uniforms(*words, count)
+    assert found.dtype == torch.float64
+    assert torch.equal(found, want)
+
+
 def check_embed(on: Device) -> None:
     """What plain torch gives, to the bit."""
     ops = TritonOps()

@@ -192,6 +192,8 @@ def all_ops(dtype: torch.dtype, models: dict[str, Sizes], counts: list[int]) -> 
             head = meta(s.vocab, s.hidden, dtype=dtype)
             OPS.best_token(OPS.linear(x, head, torch.float32))
             OPS.best_of_product(x, head)
+            word = meta(rows, dtype=torch.int64)
+            OPS.uniforms(word, word, word, word, s.vocab)
 
 
 def fp8_products(models: dict[str, Sizes], counts: list[int]) -> Calls:

@@ -8,6 +8,7 @@
 | `rows.py` | what is done row by row: norms, and entries for the cache |
 | `attention.py` | absorbed MLA over the paged cache |
 | `route.py`, `experts.py` | the router; which rows an expert gets, its products, their sum |
+| `noise.py` | the random numbers of a choice |
 | `best.py` | the best token of a row, and its confidence: of logits, or of the head's product |
 | `ops.py` | all of them as `nextn.ops.base.Ops` |
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from nextn.ops.base import Addend, Columns, Spans, Tables
 from nextn.ops.fp8 import Weight
 from nextn.ops.naive import naive_attention
-from nextn.ops.triton import attention, best, embed, heads, linear, route, rows
+from nextn.ops.triton import attention, best, embed, heads, linear, noise, route, rows
 from nextn.ops.triton import experts as moe
 from nextn.ops.triton.product import ROWS
 
@@ -144,3 +144,8 @@ class TritonOps:
 
     def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         return best.best_of_product(x, weight)
+
+    def uniforms(
+        self, seed_low: Tensor, seed_high: Tensor, stream: Tensor, position: Tensor, count: int
+    ) -> Tensor:
+        return noise.uniforms(seed_low, seed_high, stream, position, count)

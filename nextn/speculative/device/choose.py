@@ -17,7 +17,7 @@ def chosen(model: TorchModel, hidden: Tensor, draws: Callable[[], RowDraws], cho
     """The target's, [N] int64, NO_TOKEN where there is no choice. hidden: [N, C]."""
     if choosing == Choosing.GREEDY and model.group.size == 1:
         return model.ops.best_of_product(hidden, model.head)[0]
-    return draw_rows(model.logits(hidden), draws(), choosing)[0]
+    return draw_rows(model.logits(hidden), draws(), choosing, model.ops.uniforms)[0]
 
 
 def guessed(
@@ -30,4 +30,5 @@ def guessed(
         tokens, confidence = model.ops.best_of_product(state, model.head)
         return tokens[:count], confidence[:count] if confident else None
     logits = model.draft_logits(state)[:count]
-    return draw_rows(logits, draws(), choosing, model.ops.best_token if confident else None)
+    best = model.ops.best_token if confident else None
+    return draw_rows(logits, draws(), choosing, model.ops.uniforms, best)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from nextn.draft import MAX_DRAFTS
+from nextn.ops.philox import MASK
 from nextn.request import GREEDY_BELOW, SamplingParams
-from nextn.sampling.gumbel import MASK
 from nextn.sampling.row_draws import Choosing, RowDraws
 
 ENDS = 72  # tokens that may end a request: 64 of its own, and the model's

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from nextn.sampling.gumbel import gumbel_noise, philox
+from nextn.ops.philox import philox
+from nextn.sampling.gumbel import gumbel_noise
 
 CPU = torch.device("cpu")
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from nextn.ops.base import DrawParams
 from nextn.ops.best import best_token
+from nextn.ops.philox import uniforms
 from nextn.request import SamplingParams
 from nextn.sampling.row_draws import Choosing, RowDraws, draw_rows
 from nextn.sampling.sampler import draw
@@ -46,7 +47,9 @@ def test_tokens_and_confidence_are_the_samplers(each, position, ties):
     want = draw(logits.clone(), draws, want_confidence)
     choosing = max(choosing_of(p, VOCAB) for p in each)
     for more in range(choosing, max(Choosing) + 1):
-        got, confidence = draw_rows(logits.clone(), rows_of(each, positions), Choosing(more), best_token)
+        got, confidence = draw_rows(
+            logits.clone(), rows_of(each, positions), Choosing(more), uniforms, best_token
+        )
         assert got.tolist() == want
         assert confidence is not None
         assert confidence.tolist() == want_confidence
@@ -58,7 +61,7 @@ def test_no_choice(choosing):
     logits[0, 3], logits[1, 3], logits[2] = math.nan, math.inf, -math.inf
     temperature = 0.0 if choosing == Choosing.GREEDY else 1.0
     each = [SamplingParams(temperature=temperature, seed=4)] * 4
-    got, confidence = draw_rows(logits, rows_of(each, range(4)), choosing)
+    got, confidence = draw_rows(logits, rows_of(each, range(4)), choosing, uniforms)
     assert got[:3].tolist() == [-1] * 3
     assert got[3] >= 0
     assert confidence is None
