@@ -10,11 +10,12 @@
 | `route.py`, `experts.py` | the router; which rows an expert gets, its products, their sum |
 | `noise.py` | the random numbers of a choice |
 | `best.py` | the best token of a row, and its confidence: of logits, or of the head's product |
+| `early.py` | how kernels are launched while the one before runs |
 | `ops.py` | all of them as `nextn.ops.base.Ops` |
 
 A row has the same bits in any batch: every sum runs in one order, whatever tiles it is cut into, and a tile's
-rows never meet. Nothing asks the
-device for a number, so a whole step can be captured as a CUDA graph (`nextn.models.graphs`).
+rows never meet. Nothing asks the device for a number, so a whole step can be captured as a CUDA graph
+(`nextn.speculative.device.graphs`).
 
 `TRITON_INTERPRET=1` runs the kernels on a CPU, slowly, for the tests.
 """
