@@ -24,7 +24,8 @@ from nextn.bench.dev.micro.op_work import Work
 from nextn.bench.dev.micro.routing import Routing
 from nextn.families.config import GqaAttention, ModelConfig
 from nextn.layers.batch import Span, build_batch
-from nextn.ops.base import Ops, Spans, align
+from nextn.ops.base import Ops, Spans, Tables, align
+from nextn.sampling.gumbel import places
 
 LINEAR = (4096, 2048)  # (n_out, n_in) of the headline numbers
 HEADLINE = "headline"
@@ -83,7 +84,7 @@ class Bench:
         each."""
         latent = (self.latent_row_ops, self.attention, self.head_products)
         own = latent if self.cfg.gqa is None else (partial(self.grouped_attention, self.cfg.gqa),)
-        makers = (self.linears, self.residual, *own, self.feed_forward, self.choice)
+        makers = (self.linears, self.embeddings, self.residual, *own, self.feed_forward, self.choice)
         found = [one for make in makers for rows in counts for one in make(rows)]
         order = {use: i for i, use in enumerate(dict.fromkeys((one.op, one.what) for one in found))}
         return sorted(found, key=lambda one: order[one.op, one.what])
@@ -101,6 +102,25 @@ class Bench:
         calls = [partial(self.ops.linear, x, w) for (w,) in self.weights((n_out, n_in))]
         work = op_work.linear(rows, n_out, n_in, self.size)
         return self.made("linear", what, f"{n_out}x{n_in}", rows, work, calls)
+
+    def embeddings(self, rows: int) -> Iterator[OpCase]:
+        """What a pass begins with, of the target and of the NextN module."""
+        cfg, ops, hidden = self.cfg, self.ops, self.cfg.hidden_size
+        half = cfg.qk_rope_head_dim // 2
+        tokens = torch.arange(align(rows)) % cfg.vocab_size
+        positions = torch.arange(align(rows)) % self.end
+        cos, sin = (torch.rand(self.end, half) for _ in range(2))
+        tables = [Tables(weight, cos, sin) for (weight,) in self.weights((cfg.vocab_size, hidden))]
+        calls = [partial(ops.embed, tokens, positions, each) for each in tables]
+        work = op_work.embed(rows, hidden, half, self.size)
+        yield self.made("embed", "target", f"{hidden}", rows, work, calls)
+        if not cfg.num_nextn_predict_layers:
+            return
+        norms = torch.ones(2, hidden, dtype=self.dtype)
+        rest = self.input(rows, hidden), None, (norms[0], norms[1]), 1e-6, True, False
+        calls = [partial(ops.embed_beside, tokens, positions, each, *rest) for each in tables]
+        work = op_work.embed_beside(rows, hidden, half, self.size)
+        yield self.made("embed_beside", "NextN", f"{hidden}", rows, work, calls)
 
     def residual(self, rows: int) -> Iterator[OpCase]:
         hidden = self.cfg.hidden_size
@@ -287,6 +307,9 @@ class Bench:
         work = op_work.best_of_product(rows, vocab, hidden, self.size)
         products = [partial(self.ops.best_of_product, x, w) for (w,) in sets]
         yield self.made("best_of_product", "drafts", f"{vocab}x{hidden}", rows, work, products)
+        words, count = torch.arange(rows), places(vocab)
+        draws = [partial(self.ops.uniforms, words, words, words, words, count)]
+        yield self.made("uniforms", "noise", f"{count}", rows, op_work.uniforms(rows, count), draws)
 
     @property
     def size(self) -> int:

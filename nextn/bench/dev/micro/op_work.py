@@ -33,6 +33,17 @@ def rms_norm(rows: int, width: int, size: int) -> Work:
     return Work(size * (2 * rows * width + width), 4 * rows * width)
 
 
+def embed(rows: int, width: int, half: int, size: int) -> Work:
+    """Embeddings read and written as f32; cos and sin read and written; a token and a position, int64."""
+    return Work(rows * (size * width + 4 * width + 16 * half + 16), 0)
+
+
+def embed_beside(rows: int, width: int, half: int, size: int) -> Work:
+    """Embeddings and hidden states read, normed, and written side by side; the rest as in `embed`."""
+    norm = rms_norm(rows, width, size)
+    return Work(2 * norm.bytes + rows * (16 * half + 16), 2 * norm.flops)
+
+
 def add_norm(rows: int, width: int, size: int) -> Work:
     """The stream and what is added to it are f32; an addition more per element."""
     norm = rms_norm(rows, width, size)
@@ -121,6 +132,11 @@ def best_token(rows: int, vocab: int) -> Work:
 def best_of_product(rows: int, vocab: int, hidden: int, size: int) -> Work:
     """Logits need not be written; an id is int64, its confidence and its logit f32."""
     return Work(size * hidden * (vocab + rows) + 16 * rows, 2 * rows * vocab * hidden)
+
+
+def uniforms(rows: int, count: int) -> Work:
+    """f64 numbers written. Ten rounds of two products and four exclusive ors for every four of them."""
+    return Work(rows * (8 * count + 32), 15 * rows * count)
 
 
 def dispatch(rows: int, top_k: int) -> Work:
