@@ -25,7 +25,6 @@ from nextn.bench.dev.micro.routing import Routing
 from nextn.families.config import GqaAttention, ModelConfig
 from nextn.layers.batch import Span, build_batch
 from nextn.ops.base import Ops, Spans, Tables, align
-from nextn.sampling.gumbel import places
 
 LINEAR = (4096, 2048)  # (n_out, n_in) of the headline numbers
 HEADLINE = "headline"
@@ -307,7 +306,7 @@ class Bench:
         work = op_work.best_of_product(rows, vocab, hidden, self.size)
         products = [partial(self.ops.best_of_product, x, w) for (w,) in sets]
         yield self.made("best_of_product", "drafts", f"{vocab}x{hidden}", rows, work, products)
-        words, count = torch.arange(rows), places(vocab)
+        words, count = torch.arange(rows), align(vocab, 16)
         draws = [partial(self.ops.uniforms, words, words, words, words, count)]
         yield self.made("uniforms", "noise", f"{count}", rows, op_work.uniforms(rows, count), draws)
 
