@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cuda_ops import bandwidth
 from last_line import tell
+from source_trees import numbers
 from synthetic.sizes import PRESETS, bytes_per_token
 
 from nextn.bench.machine import slug
@@ -37,21 +39,6 @@ from nextn.request import Request, SamplingParams
 PROMPT = 100  # tokens of each request, at most
 WARM, TIMED, PROFILED = 40, 100, 20  # steps
 LISTED = 14  # kernels
-
-
-def copy_speed() -> float:
-    """Bytes per second, read and written, of a copy of 1 GiB."""
-    source = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(3):
-        target.copy_(source)
-    start.record()
-    for _ in range(10):
-        target.copy_(source)
-    end.record()
-    end.synchronize()
-    return 10 * 2 * source.numel() / (start.elapsed_time(end) / 1e3)
 
 
 def tokens_of(engine: Engine, steps: int) -> int:
@@ -119,18 +106,14 @@ def main() -> int:
             model = str(Path(made, args.size))
             Path(model).mkdir()
             Path(model, "config.json").write_text(json.dumps(PRESETS[args.size].config_json()))
-        result = compare(model, args.size is not None, _numbers(args.drafts), _numbers(args.requests))
+        result = compare(model, args.size is not None, numbers(args.drafts), numbers(args.requests))
     tell(f"cuda-step_{slug(result['device'])}_{slug(Path(model).name)}", result, args.output)
     return 0
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(n) for n in text.split(",")]
-
-
 def compare(model: str, random: bool, drafts: list[int], counts: list[int]) -> dict[str, Any]:
     """Prints a line for each number of drafts and of requests, and the kernels below it."""
-    speed, device = copy_speed(), torch.cuda.get_device_name()
+    speed, device = bandwidth(), torch.cuda.get_device_name()
     weights = bytes_per_token(ModelConfig.from_folder(model_folder(model)))
     floor = weights / speed
     print(f"{device}: a copy moves {speed / 1e9:,.0f} GB/s")

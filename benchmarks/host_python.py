@@ -14,33 +14,26 @@ JSON.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import itertools
 import json
-import random
 import sys
 import time
 from collections import defaultdict
-from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from depth_claims import add_shared_options, positive, run_script
-from executor_python import commit, measured_in, numbers
+from depth_claims import run_script
 from last_line import tell
+from source_trees import add_options, compare, decode_together
 
 from nextn.bench.dev.micro.clock import quiet
-from nextn.bench.machine import this_machine
 from nextn.config import EngineConfig
-from nextn.draft import MAX_DRAFTS
 from nextn.engine.device_runner import DeviceRunner
 from nextn.engine.engine import Engine
 from nextn.engine.rank import make_runner
 from nextn.engine.thread import ThreadExecutor
-from nextn.request import Request, SamplingParams
 from nextn.speculative.device import columns
 from nextn.speculative.device import relay as row
 from nextn.speculative.device.relay import Relay
@@ -79,7 +72,7 @@ class MadeUp:
         numbers = length - 1, drafts, taken, depth, depth, depth, 0 * depth, over
         for column, each in enumerate(numbers):
             found[:, column] = each
-        found[:, columns.RESULTS + 1 + 2 * MAX_DRAFTS :] = 0  # bins
+        found[:, columns.BINS :] = 0
         after = length + taken
         rows[:, row.ENDED] |= after >= limit
         rows[:, row.LENGTH], rows[:, row.DRAFTS] = after, depth
@@ -112,11 +105,8 @@ def engine_of(requests: int, num_steps: int, model: str) -> tuple[Engine, MadeUp
 def measured(model: str, requests: int, num_steps: int, steps: int) -> dict[str, float]:
     """Microseconds a step, whole and of each part: medians."""
     engine, passes = engine_of(requests, num_steps, model)
-    for i in range(requests):
-        prompt = [(7 * i + 11 * j) % 2000 + 10 for j in range(PROMPT + i % PROMPT)]
-        engine.add(Request(str(i), prompt, SamplingParams(max_tokens=900, temperature=0, ignore_eos=True)))
-    while engine.stats().waiting or any(not r.decoding for r in engine._scheduler.running):
-        engine.step()
+    prompts = [[(7 * i + 11 * j) % 2000 + 10 for j in range(PROMPT + i % PROMPT)] for i in range(requests)]
+    decode_together(engine, prompts)
     found: dict[str, list[float]] = defaultdict(list)
     with quiet():
         for traced in (False, True):
@@ -156,37 +146,11 @@ def part_seconds() -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    add_shared_options(parser)
-    parser.add_argument("--before", type=Path, help="another source tree", metavar="FOLDER")
-    parser.add_argument("--requests", type=numbers, default=[1, 16, 32, 64])
-    parser.add_argument("--num-steps", type=numbers, default=[0, 3], help="drafts of a request")
-    parser.add_argument("--steps", type=positive, default=100, help="of an engine (default: %(default)s)")
-    parser.add_argument("--rounds", type=positive, default=3, help="engines (default: %(default)s)")
+    add_options(parser, requests=(1, 16, 32, 64), num_steps=(0, 3), rounds=3)
     parser.set_defaults(model_path="fake:0.6")
     args = parser.parse_args()
-    trees = {"now": Path(__file__).resolve().parent.parent}
-    if args.before is not None:
-        trees["before"] = args.before.resolve()
-    rows: list[dict[str, Any]] = []
-    print("| drafts | requests | tree | step, us | plan | launch | read | commit |")
-    print("|--:|--:|---|--:|--:|--:|--:|--:|")
-    for num_steps, requests in itertools.product(args.num_steps, args.requests):
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in trees}
-        for _ in range(args.rounds):
-            for name in random.sample(sorted(trees), len(trees)):
-                settings = args.model_path, requests, num_steps, args.steps
-                found[name].append(measured_in(trees[name], *settings, script=__file__))
-        for name, each in found.items():
-            times = {key: median(one[key] for one in each) for key in ("whole", *PARTS)}
-            rows.append({"tree": name, "num_steps": num_steps, "requests": requests, **times})
-            cells = " | ".join(f"{each:.0f}" for each in times.values())
-            print(f"| {num_steps} | {requests} | {name} | {cells} |", flush=True)
-    machine = dataclasses.asdict(this_machine())
-    result = {
-        "microseconds": rows, "model": args.model_path, "rounds": args.rounds, "machine": machine,
-        "commits": {name: commit(tree) for name, tree in trees.items()},
-    }  # fmt: skip
-    tell("host-python", result, args.output)
+    columns = {"whole": "step, us"} | {part: part for part in PARTS}
+    tell("host-python", compare(args, __file__, "microseconds", columns), args.output)
     return 0
 
 

@@ -204,10 +204,9 @@ def _result(ticket: DeviceTicket) -> StepResult:
     n, gated = len(ticket.seats), ticket.plan.cutoff is not None
     numbers = ticket.buffers.results[:n]
     started, verified, taken, kept, made, depths, failed, over = numbers[:, : columns.RESULTS].T.tolist()
-    at = columns.RESULTS + 1 + MAX_DRAFTS
     texts = numbers[:, columns.RESULTS : columns.RESULTS + max(taken)].tolist()
-    chains = numbers[:, at : at + max(kept)].tolist()
-    bins = numbers[:, at + MAX_DRAFTS : at + MAX_DRAFTS + max(made) * gated].tolist()
+    chains = numbers[:, columns.GUESSES : columns.GUESSES + max(kept)].tolist()
+    bins = numbers[:, columns.BINS : columns.BINS + max(made) * gated].tolist()
     results: list[SpanResult] = []
     extended = 0
     for i, (seat, span, most) in enumerate(zip(ticket.seats, ticket.plan.spans, ticket.most, strict=True)):

@@ -58,14 +58,19 @@ def check_uniforms(on: Device) -> None:
     assert torch.equal(found, want)
 
 
+def looked_up(on: Device, width: int) -> tuple[Tensor, Tensor, Tables]:
+    """Tokens and positions, [T] int64, and what they are looked up in. width: of large embeddings."""
+    rows, vocab, width, half = (300, 5000, width, 32) if on.large else (7, 9, 40, 3)
+    gen = torch.Generator().manual_seed(0)
+    tokens, positions = (torch.randint(vocab, (rows,), generator=gen).to(on.name) for _ in range(2))
+    cos, sin = (on.rand(vocab, half, seed=seed, dtype=torch.float32) for seed in (4, 5))
+    return tokens, positions, Tables(on.rand(vocab, width), cos, sin)
+
+
 def check_embed(on: Device) -> None:
     """What plain torch gives, to the bit."""
     ops = TritonOps()
-    rows, vocab, width, half = (300, 5000, 7168, 32) if on.large else (7, 9, 40, 3)
-    gen = torch.Generator().manual_seed(0)
-    tokens, positions = (torch.randint(vocab, (rows,), generator=gen).to(on.name) for _ in range(2))
-    turns = (on.rand(vocab, half, seed=seed, dtype=torch.float32) for seed in (1, 2))
-    tables = Tables(on.rand(vocab, width), *turns)
+    tokens, positions, tables = looked_up(on, 7168)
     want = PLAIN.embed(tokens, positions, tables)
     for a, b in zip(ops.embed(tokens.int(), positions.int(), tables), want, strict=True):
         assert a.dtype == torch.float32
@@ -75,15 +80,12 @@ def check_embed(on: Device) -> None:
 def check_embed_beside(on: Device) -> None:
     """Halves are the norms of the op for norms, to the bit, in either order."""
     ops = TritonOps()
-    rows, vocab, width, half = (300, 5000, 2048, 32) if on.large else (7, 9, 40, 3)
-    gen = torch.Generator().manual_seed(0)
-    tokens, positions = (torch.randint(vocab, (rows,), generator=gen).to(on.name) for _ in range(2))
+    tokens, positions, tables = looked_up(on, 2048)
     positions[::3] = 0
+    rows, width = len(tokens), tables.embedding.shape[1]
     hidden = on.rand(rows + 4, width + 3, seed=1)[:, 2 : width + 2]
     norms = on.rand(width, seed=2), on.rand(width, seed=3)
-    turns = (on.rand(vocab, half, seed=seed, dtype=torch.float32) for seed in (4, 5))
-    tables = Tables(on.rand(vocab, width), *turns)
-    some = torch.randint(rows + 4, (rows,), generator=gen).to(on.name)
+    some = torch.randint(rows + 4, (rows,), generator=torch.Generator().manual_seed(6)).to(on.name)
     for first, masks, source in ((True, False, some), (False, True, some.int()), (True, True, None)):
         states = hidden[:rows] if source is None else hidden
         args = tables, states, source, norms, 1e-6, first, masks

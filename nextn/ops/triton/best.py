@@ -16,6 +16,7 @@ from torch import Tensor
 from nextn.ops.base import NO_TOKEN
 from nextn.ops.triton.early import early, let_next_start, wait
 from nextn.ops.triton.product import product, tile_of
+from nextn.ops.triton.rows import row_warps
 
 BLOCK = 4096  # logits at a time
 TILES = 512  # tiles of logits at a time
@@ -114,9 +115,15 @@ def best_token(logits: Tensor) -> tuple[Tensor, Tensor]:
     ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     confidence = torch.empty(rows, dtype=torch.float32, device=logits.device)
     block = min(BLOCK, triton.next_power_of_2(vocab))
-    warps = min(8, max(1, block // 256))
     _best_token[(rows,)](
-        logits, ids, confidence, vocab, logits.stride(0), V=block, num_warps=warps, **early(logits.device)
+        logits,
+        ids,
+        confidence,
+        vocab,
+        logits.stride(0),
+        V=block,
+        num_warps=row_warps(block),
+        **early(logits.device),
     )
     return ids, confidence
 

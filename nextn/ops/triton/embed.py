@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nextn.ops.base import Tables
 from nextn.ops.triton.early import early, let_next_start, wait
+from nextn.ops.triton.rows import row_warps, store_norm
 
 
 @triton.jit
@@ -44,7 +45,7 @@ def _embed_beside(
     C: tl.constexpr, HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs (row, 0) take the embedding and the rotations, programs (row, 1) the hidden state. SOME: is it
-    one of `rows`? The norm's arithmetic is that of `nextn.ops.triton.rows.rms_norm`."""
+    one of `rows`?"""
     wait(PDL)
     let_next_start(PDL)
     row, part, c = tl.program_id(0), tl.program_id(1), tl.arange(0, C)
@@ -58,15 +59,13 @@ def _embed_beside(
             some = there & (position > 0)
         token = tl.load(tokens + row).to(tl.int64)
         v = tl.load(embedding + token * width + c, mask=some, other=0.0).to(tl.float32)
-        weight = tl.load(embedding_norm + c, mask=there, other=0.0).to(tl.float32)
+        store_norm(v, embedding_norm, to, width, eps, C)
     else:
         source = row.to(tl.int64)
         if SOME:
             source = tl.load(rows + row).to(tl.int64)
         v = tl.load(hidden + source * hidden_row + c, mask=there, other=0.0).to(tl.float32)
-        weight = tl.load(hidden_norm + c, mask=there, other=0.0).to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(v * v, axis=0) / width + eps)
-    tl.store(to + c, (v * scale * weight).to(both.dtype.element_ty), mask=there)
+        store_norm(v, hidden_norm, to, width, eps, C)
 
 
 def embed(tokens: Tensor, positions: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,7 +76,7 @@ def embed(tokens: Tensor, positions: Tensor, tables: Tables) -> tuple[Tensor, Te
     block = triton.next_power_of_2(width)
     _embed[(rows,)](
         tokens, positions, *tables, x, row_cos, row_sin, width, half, C=block,
-        HALF=triton.next_power_of_2(half), num_warps=_warps(block), **early(tokens.device),
+        HALF=triton.next_power_of_2(half), num_warps=row_warps(block), **early(tokens.device),
     )  # fmt: skip
     return x, row_cos, row_sin
 
@@ -97,7 +96,7 @@ def embed_beside(
     _embed_beside[count, 2](
         tokens, positions, *tables, hidden, tokens if rows is None else rows, *norms, both, row_cos, row_sin,
         hidden.stride(0), width, half, eps, SOME=rows is not None, FIRST=embedding_first, MASKS=masks_first,
-        C=block, HALF=triton.next_power_of_2(half), num_warps=_warps(block), enable_fp_fusion=False,
+        C=block, HALF=triton.next_power_of_2(half), num_warps=row_warps(block), enable_fp_fusion=False,
         **early(tokens.device),
     )  # fmt: skip
     return both, row_cos, row_sin
@@ -114,7 +113,3 @@ def _turns(rows: int, cos: Tensor) -> tuple[Tensor, Tensor, int]:
     half = cos.shape[1]
     row_cos, row_sin = (torch.empty(rows, half, dtype=torch.float32, device=cos.device) for _ in range(2))
     return row_cos, row_sin, half
-
-
-def _warps(block: int) -> int:
-    return min(8, max(1, block // 256))

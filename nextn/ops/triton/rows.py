@@ -20,14 +20,21 @@ from nextn.ops.triton.early import early, let_next_start, wait
 
 
 @triton.jit
-def _norm(x, weight, out, width, eps, C: tl.constexpr):
-    """One row."""
+def store_norm(v, weight, out, width, eps, C: tl.constexpr):
+    """out [width] <- the norm of v [C] f32, 0 from `width` on."""
     c = tl.arange(0, C)
     ok = c < width
-    v = tl.load(x + c, mask=ok, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(v * v, axis=0) / width + eps)
     v = v * scale * tl.load(weight + c, mask=ok, other=0.0).to(tl.float32)
     tl.store(out + c, v.to(out.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _norm(x, weight, out, width, eps, C: tl.constexpr):
+    """One row."""
+    c = tl.arange(0, C)
+    v = tl.load(x + c, mask=c < width, other=0.0).to(tl.float32)
+    store_norm(v, weight, out, width, eps, C)
 
 
 @triton.jit
@@ -70,9 +77,7 @@ def _add_norm(
         v = v + mixed(results, weights, row, c, c < tl.where(row < routed, width, 0), width, TOP_K, C)
     if ADDED + TOP_K >= 1:
         tl.store(x + at, v, mask=ok)
-    scale = 1.0 / tl.sqrt(tl.sum(v * v, axis=0) / width + eps)
-    v = v * scale * tl.load(weight + c, mask=ok, other=0.0).to(tl.float32)
-    tl.store(out + at, v.to(out.dtype.element_ty), mask=ok)
+    store_norm(v, weight, out + row * width, width, eps, C)
 
 
 @triton.jit
@@ -99,15 +104,19 @@ def _write_latent(
         _norm(query + row * query_row, query_weight, normed + row * query_width, query_width, eps, QUERY)
 
 
+def row_warps(width: int) -> int:
+    """Of a program that goes through so many elements."""
+    return min(8, max(1, width // 256))
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [T, C] -> [T, C] of the weight's dtype."""
     assert x.stride(1) == 1
     out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
     width = x.shape[1]
     block = triton.next_power_of_2(width)
-    warps = min(8, max(1, block // 256))
     _rms_norm[(x.shape[0],)](
-        x, weight, out, x.stride(0), width, eps, C=block, num_warps=warps, enable_fp_fusion=False,
+        x, weight, out, x.stride(0), width, eps, C=block, num_warps=row_warps(block), enable_fp_fusion=False,
         **early(x.device),
     )  # fmt: skip
     return out
@@ -130,7 +139,7 @@ def add_norm(x: Tensor, added: Sequence[Addend], weight: Tensor, eps: float) -> 
     first, second = (*plain, x, x)[:2]
     _add_norm[(x.shape[0],)](
         x, first, second, results, weights, weight, out, width, routed, eps, ADDED=len(plain),
-        TOP_K=top_k if mixtures else 0, C=block, num_warps=min(8, max(1, block // 256)),
+        TOP_K=top_k if mixtures else 0, C=block, num_warps=row_warps(block),
         enable_fp_fusion=False, **early(x.device),
     )  # fmt: skip
     return out

@@ -43,7 +43,7 @@ class OneByOne:
 
 class StepGraphs:
     """A capture holds all requests up. So a step of a shape that has no graph runs in that of another which
-    serves it, if there is one, and its shape gets a graph when it has come OFTEN times."""
+    covers it, if there is one, and its shape gets a graph when it has come OFTEN times."""
 
     def __init__(self, step: DeviceStep) -> None:
         self._step = step
@@ -51,7 +51,7 @@ class StepGraphs:
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph | None] = {}
         self._memory = torch.cuda.graph_pool_handle()
         self._came: Counter[StepShape] = Counter()  # of those without a graph
-        self._servants: dict[StepShape, StepShape] = {}
+        self._covering: dict[StepShape, StepShape] = {}
 
     def capture(self, shapes: Iterable[StepShape], captured: Callable[[], None]) -> None:
         """captured: called after each."""
@@ -64,13 +64,13 @@ class StepGraphs:
             return shape
         self._came[shape] += 1
         if self._came[shape] <= OFTEN:
-            if (servant := self._servants.get(shape)) is None:
-                servant = least_servant(shape, self._graphs)
-            if servant is not None:
-                self._servants[shape] = servant
-                return servant
+            if (other := self._covering.get(shape)) is None:
+                other = smallest_covering(shape, self._graphs)
+            if other is not None:
+                self._covering[shape] = other
+                return other
         del self._came[shape]
-        self._servants.clear()
+        self._covering.clear()
         self.add(shape)
         return shape
 
@@ -101,10 +101,10 @@ class StepGraphs:
         return graph
 
 
-def least_servant(shape: StepShape, others: Iterable[StepShape]) -> StepShape | None:
+def smallest_covering(shape: StepShape, others: Iterable[StepShape]) -> StepShape | None:
     """Of the others, the smallest in which steps of `shape` may run."""
-    serving = [other for other in others if other.serves(shape)]
-    return min(serving, default=None, key=lambda s: (s.rows, s.drafting, s.requests, s.longest))
+    covering = [other for other in others if other.covers(shape)]
+    return min(covering, default=None, key=lambda s: (s.rows, s.drafting, s.requests, s.longest))
 
 
 def graph_bytes(step: DeviceStep, shape: StepShape) -> int:

@@ -32,7 +32,7 @@ class StepShape(NamedTuple):
     choosing: Choosing
     longest: int
 
-    def serves(self, other: StepShape) -> bool:
+    def covers(self, other: StepShape) -> bool:
         """May steps of the other shape run in this one, at up to about twice the cost?"""
         mine, its = self.drafting, other.drafting
         return (

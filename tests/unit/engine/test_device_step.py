@@ -65,7 +65,7 @@ class Roomy(OneByOne):
             min(8, 2 * shape.requests), 2 * shape.rows, Drafting(steps + 2, True, True), shape.choosing,
             4 * shape.longest,
         )  # fmt: skip
-        assert larger.serves(shape)
+        assert larger.covers(shape)
         return larger
 
 

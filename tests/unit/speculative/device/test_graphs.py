@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nextn.sampling.row_draws import Choosing
-from nextn.speculative.device.graphs import OFTEN, StepGraphs, least_servant
+from nextn.speculative.device.graphs import OFTEN, StepGraphs, smallest_covering
 from nextn.speculative.device.shape import Drafting, StepShape
 
 THREE = Drafting(3, True)
@@ -24,8 +24,8 @@ def shape(**changes):
         shape(drafting=Drafting(3, True, True)),
     ],
 )  # fmt: skip
-def test_what_serves(other):
-    assert other.serves(WANTED)
+def test_what_covers(other):
+    assert other.covers(WANTED)
 
 
 @pytest.mark.parametrize(
@@ -37,23 +37,23 @@ def test_what_serves(other):
     ],
 )  # fmt: skip
 def test_what_does_not(other):
-    assert not other.serves(WANTED)
+    assert not other.covers(WANTED)
 
 
 def test_a_gate_needs_one():
     gated = shape(drafting=Drafting(3, True, True))
-    assert not WANTED.serves(gated)
+    assert not WANTED.covers(gated)
 
 
 def test_few_rows_cost_what_a_tile_does():
-    assert shape(requests=1, rows=16).serves(shape(requests=1, rows=2))
-    assert not shape(requests=1, rows=17).serves(shape(requests=1, rows=2))
+    assert shape(requests=1, rows=16).covers(shape(requests=1, rows=2))
+    assert not shape(requests=1, rows=17).covers(shape(requests=1, rows=2))
 
 
-def test_the_smallest_serves():
+def test_the_smallest_covers():
     others = [shape(rows=192), shape(rows=128, longest=2048), shape(rows=128), shape(rows=64)]
-    assert least_servant(WANTED, others) == shape(rows=128)
-    assert least_servant(WANTED, others[3:]) is None
+    assert smallest_covering(WANTED, others) == shape(rows=128)
+    assert smallest_covering(WANTED, others[3:]) is None
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_shape_that_comes_often_gets_a_graph(captured):
     assert captured == Counter([full, WANTED])
 
 
-def test_a_shape_that_nothing_serves_gets_one_at_once(captured):
+def test_a_shape_that_nothing_covers_gets_one_at_once(captured):
     passes = StepGraphs(None)
     assert passes.prepare(WANTED) == WANTED
     assert captured == Counter([WANTED])
