@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from nextn.bench.dev.micro import clock, gather, run
+from nextn.bench.dev.micro import cases, ceilings, clock, gather, native_cases, run
 from nextn.bench.dev.micro import steps as steps_module
 from nextn.bench.dev.micro.ceilings import make_ceilings
 from nextn.bench.dev.micro.run import Effort
@@ -56,6 +56,9 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # Weights from 40 MB: there are caches of 300 MiB, for which it takes gigabytes.
     monkeypatch.setattr(run, "cache_bytes", lambda level: 1 << 20)
     monkeypatch.setattr(clock, "BURST", 0.0)  # one call a sample
+    for module in (cases, native_cases, run):  # torch takes long for products in bf16 on many machines
+        monkeypatch.setattr(module, "LINEAR", (1024, 256))
+    monkeypatch.setattr(ceilings, "NARROW", (256, 1024, 256))
     # Two ranks that spin for each other, on cores that have other work.
     monkeypatch.setattr(gather, "BURST", 10)
     monkeypatch.setattr(gather, "SECONDS", 0.0)
@@ -117,7 +120,7 @@ def test_native(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "| decode, reference, float32 " in tables
     assert "| two ranks fill up a row of 1024 bytes " in tables
     assert "## Backends side by side" in tables
-    assert "| linear headline 4096x2048, int8 " in tables
+    assert "| linear headline 1024x256, int8 " in tables
     assert "## Reading and arithmetic of whole steps" in tables
     assert "## Reading and arithmetic of ops" in tables
     assert len(re.findall(r" over max \| +over sum ", tables)) == 3  # columns are as wide as the numbers
