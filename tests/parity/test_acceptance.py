@@ -55,7 +55,7 @@ def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         if not TINY.exists():
             pytest.skip("nextn-tiny is not in the package yet")
         folder = TINY if layers == 1 else more_layers(TINY, tmp_path_factory.mktemp("tiny"), layers)
-        return Setup(folder, tiny_prompts(), 20, layers)
+        return Setup(folder, tiny_prompts(), 12, layers)
     config, tensors = random_checkpoint({"num_nextn_predict_layers": layers}, 3, ARCHITECTURES[kind])
     folder = write_checkpoint(tmp_path_factory.mktemp("random"), config, tensors)
     rng = random.Random(0)

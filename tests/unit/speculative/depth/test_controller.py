@@ -27,7 +27,7 @@ COSTS = {
     "AMX": StepCost(0.58e-3, 0.056e-3, 0.01e-3, (8, 2), drafted=0.9, a_pass=0.06e-3, pass_row=0.004e-3),
     "BIG": StepCost(15e-3, 2e-3, 0.6e-3, (16, 4), drafted=0.9, a_pass=1.2e-3, pass_row=0.1e-3),
 }
-SIZES = (1, 2, 4, 8, 16, 32, 64)
+SIZES = (1, 4, 16, 64)
 FACTORS = (0.5, 1.0, 2.0)
 SEEDS = (1, 2)
 
