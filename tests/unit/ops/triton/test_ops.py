@@ -29,24 +29,9 @@ def test_op_in_f32(check):
     CHECKS[check](Device("cpu", torch.float32, large=False))
 
 
+# Those that round differently in few bits.
 @pytest.mark.parametrize(
-    "check",
-    [
-        "embed",
-        "embed_beside",
-        "linear",
-        "heads",
-        "norm",
-        "add_norm_of_a_mixture",
-        "latent",
-        "mlp",
-        "experts",
-        "attention",
-        "write_kv",
-        "gqa_attention",
-        "experts_with_shared",
-        "best_of_product",
-    ],
+    "check", ["linear", "norm", "latent", "attention", "gqa_attention", "experts_with_shared", "best_of_product"]
 )
 def test_op_in_f16(check):
     CHECKS[check](Device("cpu", torch.float16, large=False))
