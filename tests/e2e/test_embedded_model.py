@@ -15,9 +15,9 @@ from nextn.request import SamplingParams
 def run(drafts, temperature):
     llm = LLM(speculative_num_steps=drafts, threads=1)
     params = [
-        SamplingParams(max_tokens=128, temperature=temperature, seed=i, ignore_eos=True) for i in range(64)
+        SamplingParams(max_tokens=128, temperature=temperature, seed=i, ignore_eos=True) for i in range(32)
     ]
-    done = llm.generate(heldout_prompts(64), params)
+    done = llm.generate(heldout_prompts(32), params)
     return done, sum(c.spec.accept_length for c in done) / len(done)
 
 

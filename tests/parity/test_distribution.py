@@ -95,14 +95,13 @@ def test_sampled_tokens_follow_the_softmax(
 MODES = {
     "rejection": (SpeculativeParams(verify="rejection"), {}),
     "block": (SpeculativeParams(verify="block"), {}),
-    "typical": (SpeculativeParams(verify="typical"), {}),
     "typical, trees": (SpeculativeParams(verify="typical"), {"speculative_eagle_topk": 2}),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mode", "temperature"), [("rejection", 1.0), ("block", 0.6), ("typical", 1.0), ("typical, trees", 1.0)]
+    ("mode", "temperature"), [("rejection", 1.0), ("block", 0.6), ("typical, trees", 1.0)]
 )
 def test_modes_that_weigh_probabilities(
     checkpoint: tuple[Path, Tensor], mode: str, temperature: float
