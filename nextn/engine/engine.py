@@ -35,7 +35,7 @@ class Engine:
     def __init__(
         self, config: EngineConfig, make_executor: Callable[[EngineConfig], Executor] = make_executor
     ) -> None:
-        """make_executor: what runs the steps, in this process or (`nextn.engine.process`) in another."""
+        """make_executor: what runs the steps, in this process or in others."""
         config.check()
         built = build(config, make_executor)
         self.config = config

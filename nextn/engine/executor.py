@@ -1,6 +1,6 @@
 """What an engine asks of whatever runs its steps, and what it has to know of it.
 
-`nextn.engine.runner` runs them in this process, `nextn.engine.process` in another.
+`nextn.engine.runner` runs them in this process, `nextn.engine.group_executor` in others.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection
 
 import numpy as np
+import torch
 
 from nextn.config import EngineConfig
 from nextn.distributed import rendezvous
@@ -28,7 +29,7 @@ from nextn.engine.facts import facts
 from nextn.engine.gang import most_rows, pin_rank, threads_here, threads_of
 from nextn.engine.group_messages import Count, Counted, Stepped
 from nextn.engine.last_word import LastWord
-from nextn.engine.process import read
+from nextn.engine.page_data import PageData
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
 from nextn.engine.seat import Seat
@@ -137,7 +138,7 @@ class _Rank:
             if apply(runner, message):
                 continue
             if isinstance(message, list):
-                send(self._link, read(runner, message))
+                send(self._link, _read(runner, message))
             elif isinstance(message, Count):
                 send(self._link, counted(runner))
             else:
@@ -181,3 +182,12 @@ def counted(runner: Runner) -> Counted:
     assert counts is not None
     target, nextn = (CountTable(table.shape, table.astype(np.int64).tobytes()) for table in counts)
     return Counted(target, nextn)
+
+
+def _read(runner: Runner, pages: list[int]) -> PageData:
+    info = runner.info
+    data = torch.empty(
+        info.cache_layers, len(pages) * info.page_size, info.cache_width, dtype=runner.model.dtype
+    )
+    runner.read_pages(pages, data)
+    return PageData.of(pages, data)

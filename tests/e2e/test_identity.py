@@ -5,22 +5,18 @@ Native kernels (bf16) or plain torch (f32); MTP off or 1, 2, 3 drafts in a chain
 trees; prompts whole or in chunks of 16 tokens; radix cache, none, or a pool so small that requests are
 retracted; one request at a time or all at once; T = 0 and seeded T = 1. Every combination must give the token
 ids and log-probabilities of the plainest one on the same kernels, to the bit. Those that are tried have each
-two of drafts, chunks and caches together. Some are tried where another process or several ranks run the steps
-(`ELSEWHERE`); as many drafts hold there. On plain torch there are few.
+two of drafts, chunks and caches together. Some are tried where several ranks run the steps, or each step is
+planned ahead (`ELSEWHERE`); as many drafts hold there. On plain torch there are few.
 """
 
-import functools
 import random
 
 import pytest
 from support.nodes import free_address, ranks_of_other_nodes
 
-from nextn import llm as module
 from nextn.bench.prompts import heldout_prompts
 from nextn.constraint import Constraint
 from nextn.engine import build
-from nextn.engine.engine import Engine
-from nextn.engine.process import ProcessExecutor
 from nextn.llm import LLM
 from nextn.llm_inputs import engine_config
 from nextn.ops.cpu.library import NoLibrary, library
@@ -53,16 +49,15 @@ HERE = [
 # A tree, and a chain in chunks ELSEWHERE: who is scheduled and what is cached does not depend on the kernels.
 ON_PLAIN_TORCH = [((2, 3, 8), "whole", "retracted")]
 
-# What runs the steps, beside this process: another one, or so many ranks. Four on two cores take turns.
-# Ahead: each step is planned before the result of the last one is read, here in a thread. Every kind of
-# drafts goes to a process, to ranks, and ahead.
+# So many ranks run the steps. Four on two cores take turns. Ahead: each step is planned before the result of
+# the last one is read, here in a thread. Nearly every kind of drafts goes to ranks, and ahead.
 ELSEWHERE = {
     (0, "chunks", "retracted"): ("ahead",),
-    (2, "chunks", "radix"): ("process ahead", 2),
+    (2, "chunks", "radix"): ("ahead", 2),
     (3, "whole", "naive"): ("ahead",),
-    ("auto", "whole", "retracted"): ("process", "2 ahead"),
-    ("NEXTN+NGRAM", "whole", "naive"): ("process ahead", 2),
-    ((2, 3, 8), "whole", "retracted"): ("process", "ahead"),
+    ("auto", "whole", "retracted"): ("2 ahead",),
+    ("NEXTN+NGRAM", "whole", "naive"): (2,),
+    ((2, 3, 8), "whole", "retracted"): ("ahead",),
     ((4, 2, 7), "chunks", "retracted"): (4,),
 }
 
@@ -231,8 +226,6 @@ def computed(backend, combination, **options):
     options |= {**speculation(drafts), **CHUNKS[chunk], **CACHES[cache]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "_prompts", lambda config, *_: PromptBudget(config.chunked_prefill_size))
-        if options.pop("process", False):
-            patch.setattr(module, "Engine", functools.partial(Engine, make_executor=ProcessExecutor))
         llm = LLM(kernel_backend=backend, check_integrity=True, threads=1, **options)
     prompts, params = work(llm)
     if cache == "retracted":
@@ -248,19 +241,19 @@ def computed(backend, combination, **options):
     ("backend", "combination", "runs"),
     [
         *(("cpu", *one) for one in ELSEWHERE.items()),
-        # What crosses to a process, and which drafts there are, is as above.
+        # What crosses to ranks, and which drafts there are, is as above.
         ("reference", (2, "chunks", "radix"), (2,)),
     ],
     indirect=["backend"], ids=str,
 )  # fmt: skip
 def test_elsewhere(plain, backend, combination, runs):
-    """In another process, and on several ranks, which compare what they found after every step: texts and
-    acceptance are those of this one."""
+    """Ahead, and on several ranks, which compare what they found after every step: texts and acceptance are
+    those of this process."""
     texts, stats = computed(backend, combination)
     assert texts == plain
     for run in runs:
-        where, ahead = str(run).removesuffix("ahead").strip(), str(run).endswith("ahead")
-        options = {"process": True} if where == "process" else {"tp_size": int(where or 1)}
+        ranks, ahead = str(run).removesuffix("ahead").strip(), str(run).endswith("ahead")
+        options = {"tp_size": int(ranks or 1)}
         options["overlap_schedule"] = "on" if ahead else "off"
         found, others = computed(backend, combination, **options)
         assert found == texts
