@@ -195,9 +195,9 @@ ON_FAKE = ("chains", "trees", "large pages", "a tiny context", "no prefix cache"
     + [(EMBEDDED, kind) for kind in ENGINES if kind not in ON_FAKE[2:]],
 )
 def test_engines_of_every_kind(clock: Clock, path: str, kind: str) -> None:
-    """By a clock on which each step takes 2 ms."""
+    """By a clock on which each step takes 20 ms."""
     options = ENGINES[kind]
-    clock.look = 1e-3
+    clock.look = 1e-2
     made = engine(path, **options)
     auto = made._scheduler.depth.auto
     assert auto is not None
@@ -216,7 +216,7 @@ def test_engines_of_every_kind(clock: Clock, path: str, kind: str) -> None:
 
 
 def test_several_layers_leave_nothing(clock: Clock, tmp_path: Path) -> None:
-    clock.look = 1e-3
+    clock.look = 1e-2
     folder = more_layers(model_folder(EMBEDDED), tmp_path / "three", 3)
     made = engine(str(folder))
     drafter: Any = made._executor.drafter

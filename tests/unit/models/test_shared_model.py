@@ -49,8 +49,9 @@ def compare(size: int, config: dict[str, Any], ops: Any, dtype: torch.dtype, **o
     return [alone.weight_bytes, *(held for _, held in ranks)]
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
-@pytest.mark.parametrize(("size", "changes"), [(2, {}), (4, {}), (2, {"q_lora_rank": None})], ids=str)
+@pytest.mark.parametrize(
+    ("size", "changes", "dtype"), [(2, {}, BF16), (4, {}, F32), (2, {"q_lora_rank": None}, F32)], ids=str
+)  # in bf16 products take long on many machines
 def test_plain_torch(size: int, changes: dict[str, Any], dtype: torch.dtype) -> None:
     """On this machine's BLAS: what it computes otherwise in parts is not split."""
     tokens = [7, 300, 1, 511, 40]
@@ -72,7 +73,7 @@ def test_long_prompts_in_the_naive_form() -> None:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("size", "dtype"), [(2, F32), (4, BF16)], ids=str)
+@pytest.mark.parametrize(("size", "dtype"), [(4, F32), (2, BF16)], ids=str)
 def test_the_embedded_model(size: int, dtype: torch.dtype) -> None:
     folder = model_folder("nextn-tiny")
     cfg = ModelConfig.from_folder(folder)

@@ -79,7 +79,7 @@ def test_every_product_in_parts(world: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("world", "dtype"), [((2, 1, 2), F32), ((2, 1, 1), BF16), ((2, 2, 2), BF16), ((4, 1, 4), F32)], ids=str
+    ("world", "dtype"), [((2, 2, 2), F32), ((2, 1, 1), BF16), ((4, 1, 4), F32)], ids=str
 )
 def test_products_of_this_machine(world: tuple[int, int, int], dtype: torch.dtype) -> None:
     """What its BLAS computes otherwise in parts is not split."""
