@@ -1,52 +1,121 @@
 // Rows on their way to the experts of other groups' machines.
 //
-// Ranks of a group have the same rows. So a rank sends its group's rows, bf16, and the experts that they chose to one
-// rank of each other group: the one with its own number there. Then all ranks have the rows of all groups.
+// Ranks of a group have the same rows. So a rank sends to one rank of each other group: the one with its own number
+// there. First the experts that all its group's rows chose, which tell the receiver what follows: those rows that chose
+// an expert of the receiver's shard, bf16, or as csrc/fp8_rows.h packs them.
 #pragma once
+#include "moe.h"
 #include "world.h"
 
 namespace {
 
 class GroupRows {
   public:
-    // rows [all groups' rows][stride], ids [all groups' rows][top_k]: those of this group are there. Throws RankGone.
-    void start(const World& world, int lane, const uint16_t* rows, const int32_t* ids, int64_t stride, int top_k) {
+    // rows [all groups' rows][stride], as experts read them, and ids [all groups' rows][top_k], physical experts: those
+    // of this group are there. Throws RankGone.
+    void start(Pool& pool, const World& world, int lane, const NxFeedForward& f, uint16_t* rows, int32_t* ids,
+               int64_t stride) {
         const NxWorld& w = world.given();
+        f_ = &f, rows_ = rows, ids_ = ids, stride_ = stride, shard_ = world.shard();
+        row_bytes_ = f.fp8_rows ? fp8_row_bytes(f.router.n_in) : stride * 2;
         const int64_t own = world.rows(lane, world.group()), at = world.place(lane, world.group(), 0);
-        row_ = stride * 2, ids_ = int64_t(top_k) * 4;
-        uint8_t* out = grown(out_, own * (row_ + ids_));
-        if (own) {
-            memcpy(out, rows + at * stride, size_t(own * row_));
-            memcpy(out + own * row_, ids + at * top_k, size_t(own * ids_));
-        }
+        const int64_t choices = int64_t(f.top_k) * 4;  // bytes of a row's
+        const uint8_t* packed = pack(pool, at, own);
+        out_.resize(size_t(w.groups));
         in_.resize(size_t(w.groups));
         parcels_.clear();
         for (int g = 0; g < w.groups; ++g) {
             if (g == world.group()) continue;
-            const int64_t awaited = world.rows(lane, g) * (row_ + ids_);
-            parcels_.add(w.sockets[g * world.each() + w.rank % world.each()], out, own * (row_ + ids_),
-                         grown(in_[size_t(g)], awaited), awaited);
+            const int32_t to = g * world.each() + w.rank % world.each(), shard = to / world.slices();
+            uint8_t *out = grown(out_[size_t(g)], own * (choices + row_bytes_)), *end = out + own * choices;
+            if (own) memcpy(out, ids + at * f.top_k, size_t(own * choices));
+            for (int64_t i = 0; i < own; ++i)
+                if (chose(at + i, shard)) {
+                    memcpy(end, packed + i * row_bytes_, size_t(row_bytes_));
+                    end += row_bytes_;
+                }
+            Incoming& in = in_[size_t(g)];
+            in.place = world.place(lane, g, 0), in.count = world.rows(lane, g);
+            parcels_.add(w.sockets[to], out, end - out, reinterpret_cast<uint8_t*>(ids + in.place * f.top_k),
+                         in.count * choices);
+            parcels_.links.back().follows = in.count > 0;
         }
+        parcels_.rest = [this, group = world.group()](int link) {
+            return following(in_[size_t(link < group ? link : link + 1)]);
+        };
         world.start(parcels_);
     }
 
-    // Those of the other groups are there too. Throws RankGone.
-    void finish(const World& world, int lane, uint16_t* rows, int32_t* ids) {
+    // The other groups' choices are there too, and those rows of theirs that this rank's shard computes. Throws
+    // RankGone.
+    void finish(Pool& pool, const World& world) {
         world.finish(parcels_);
+        arrived_.clear();
         for (int g = 0; g < world.given().groups; ++g) {
-            const int64_t n = world.rows(lane, g), at = world.place(lane, g, 0);
-            if (g == world.group() || !n) continue;
-            const uint8_t* in = in_[size_t(g)].data();
-            memcpy(rows + at * row_ / 2, in, size_t(n * row_));
-            memcpy(ids + at * ids_ / 4, in + n * row_, size_t(n * ids_));
+            if (g == world.group()) continue;
+            const Incoming& in = in_[size_t(g)];
+            const uint8_t* from = in.rows.data();
+            for (int64_t i = in.place; i < in.place + in.count; ++i)
+                if (chose(i, shard_)) {
+                    arrived_.push_back({from, i});
+                    from += row_bytes_;
+                }
         }
+        each_row(pool, int(arrived_.size()), [&](int i) { unpack(arrived_[size_t(i)]); });
     }
 
   private:
-    std::vector<uint8_t> out_;
-    std::vector<std::vector<uint8_t>> in_;  // by group
+    struct Incoming {  // of another group, whose first row is number `place` of all
+        int64_t place, count;
+        std::vector<uint8_t> rows;
+    };
+    struct Arrived {
+        const uint8_t* from;
+        int64_t row;
+    };
+
+    bool chose(int64_t row, int32_t shard) const {
+        const int32_t* ids = ids_ + row * f_->top_k;
+        return std::any_of(ids, ids + f_->top_k, [&](int32_t id) { return id / f_->own == shard; });
+    }
+
+    // Rows from `at` on, as they are sent.
+    const uint8_t* pack(Pool& pool, int64_t at, int64_t count) {
+        if (!f_->fp8_rows) return reinterpret_cast<const uint8_t*>(rows_ + at * stride_);
+        uint8_t* to = grown(packed_, count * row_bytes_);
+        each_row(pool, int(count), [&](int i) {
+            fp8_encode(rows_ + (at + i) * stride_, f_->router.n_in, to + i * row_bytes_);
+        });
+        return to;
+    }
+    void unpack(const Arrived& arrived) {
+        uint16_t* to = rows_ + arrived.row * stride_;
+        if (!f_->fp8_rows) {
+            memcpy(to, arrived.from, size_t(row_bytes_));
+            return;
+        }
+        const int64_t n = f_->router.n_in;
+        fp8_decode(arrived.from, n, to);
+        std::fill(to + n, to + stride_, uint16_t(0));
+    }
+
+    // A group's choices have come: where the rows behind them go.
+    Parcels::Rest following(Incoming& in) {
+        int64_t bytes = 0;
+        for (int64_t i = in.place; i < in.place + in.count; ++i) bytes += chose(i, shard_) ? row_bytes_ : 0;
+        return {grown(in.rows, bytes), size_t(bytes)};
+    }
+
+    const NxFeedForward* f_ = nullptr;
+    uint16_t* rows_ = nullptr;
+    int32_t* ids_ = nullptr;
+    int32_t shard_ = 0;
+    int64_t stride_ = 0, row_bytes_ = 0;  // of a row that is sent
+    std::vector<uint8_t> packed_;
+    std::vector<std::vector<uint8_t>> out_;  // by group
+    std::vector<Incoming> in_;               // by group
+    std::vector<Arrived> arrived_;
     Parcels parcels_;
-    int64_t row_ = 0, ids_ = 0;  // bytes of each row
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "pool.h"
@@ -20,7 +21,7 @@ template <class T> T* grown(std::vector<T>& room, int64_t n) {
 
 struct RankGone {};  // thrown where a rank waits for one that is gone
 
-// Bytes to every other rank, and bytes from each. Both sides know how many.
+// Bytes to every other rank, and bytes from each. Both sides know how many, or the first ones say how many follow.
 struct Parcels {
     struct Link {
         int32_t socket;
@@ -28,12 +29,23 @@ struct Parcels {
         size_t size, sent;
         uint8_t* in;
         size_t awaited, had;
+        bool follows = false;  // `rest` is to be asked when they have come
+    };
+    struct Rest {
+        uint8_t* in;
+        size_t awaited;
     };
     std::vector<Link> links;
+    std::function<Rest(int)> rest;  // of a link, by its number
 
     void clear() { links.clear(); }
     void add(int32_t socket, const uint8_t* out, int64_t size, uint8_t* in, int64_t awaited) {
         links.push_back({socket, out, size_t(size), 0, in, size_t(awaited), 0});
+    }
+    void came(Link& link) {
+        if (!link.follows || link.had < link.awaited) return;
+        const Rest more = rest(int(&link - links.data()));
+        link.in = more.in, link.awaited = more.awaited, link.had = 0, link.follows = false;
     }
 };
 
@@ -97,7 +109,10 @@ class Mesh {
                 for (const Parcels::Link& link : parcels.links) some |= wanted(link);
                 if (!some) return;
                 int64_t moved = 0;
-                for (Parcels::Link& link : parcels.links) moved += move(link);
+                for (Parcels::Link& link : parcels.links) {
+                    moved += move(link);
+                    parcels.came(link);
+                }
                 idle = moved ? 0 : idle + 1;
                 if (idle > spins) sleep(parcels); else if (idle) breathe();
             }

@@ -11,6 +11,7 @@
 #pragma once
 #include <algorithm>
 
+#include "fp8_rows.h"
 #include "linear.h"
 #include "norm.h"
 #include "ranks.h"
@@ -23,6 +24,7 @@ struct NxFeedForward {
     NxWeight shared_gate_up, shared_down;  // data null: none
     int32_t experts, groups, top_groups, top_k, normalize;
     int32_t softmax;    // 1: V2's router, else V3's
+    int32_t fp8_rows;   // 1: routed experts read rows rounded to e4m3 (csrc/fp8_rows.h)
     float scale;
     // Where ranks share the experts (csrc/world.h): gate_up and down are of some of them, and of replicas.
     int32_t own;                // how many; 0: they are not shared
@@ -118,6 +120,22 @@ inline void route(Pool& pool, const NxFeedForward& f, const float* h, int rows, 
 inline void count_choices(const NxFeedForward& f, const std::vector<int32_t>& ids, const Ranks& ranks) {
     if (!f.counts || ranks.rank()) return;
     for (const int32_t id : ids) ++f.counts[id];
+}
+
+// to [stride] <- what routed experts read of a row h16 [stride].
+inline void expert_row(const NxFeedForward& f, const uint16_t* h16, int64_t stride, uint16_t* to) {
+    const int64_t n = f.fp8_rows ? f.router.n_in : stride;
+    if (f.fp8_rows) fp8_round(h16, n, to);
+    else memcpy(to, h16, size_t(n) * 2);
+    std::fill(to + n, to + stride, uint16_t(0));
+}
+// The same of rows [rows, stride]: themselves, or rounded ones in `room`.
+inline const uint16_t* expert_rows(Pool& pool, const NxFeedForward& f, const uint16_t* h16, int rows, int64_t stride,
+                                   std::vector<uint16_t>& room) {
+    if (!f.fp8_rows) return h16;
+    uint16_t* to = grown(room, rows * stride);
+    each_row(pool, rows, [&](int i) { expert_row(f, h16 + i * stride, stride, to + i * stride); });
+    return to;
 }
 
 // The choices of every expert that has some: of expert used[i] they are begin[i] .. begin[i + 1], each of them a row
@@ -250,6 +268,7 @@ struct FeedForwardBuffers {
     std::vector<int32_t> ids;
     Swiglu routed, shared;
     std::vector<std::vector<float>> columns;  // of results, one for each thread
+    std::vector<uint16_t> rounded;            // rows
 };
 
 // y [rows, stride] f32 <- feed-forward of the normed rows h, in f32 and bf16. The steps in a row: routed and shared
@@ -268,7 +287,8 @@ inline void feed_forward(Pool& pool, const NxFeedForward& f, const float* h, con
         route(pool, f, h, rows, stride, b.logits, b.ids.data(), b.weights.data());
         count_choices(f, b.ids, ranks);
         routed.to.build(b.ids.data(), rows, k, f.experts);
-        routed.begin(pool, f.gate_up, f.down, h16, stride, ranks.begin(f.down.n_in, Swiglu::INNER));
+        const uint16_t* taken = expert_rows(pool, f, h16, rows, stride, b.rounded);
+        routed.begin(pool, f.gate_up, f.down, taken, stride, ranks.begin(f.down.n_in, Swiglu::INNER));
         tasks = routed.tasks(), up_cost = routed.cost(f.gate_up), down_cost = routed.cost(f.down);
     }
     if (is_shared) {
@@ -303,8 +323,9 @@ inline void feed_forward(Pool& pool, const NxFeedForward& f, const float* h, con
 inline void experts(Pool& pool, const NxFeedForward& f, const uint16_t* h16, const int32_t* ids, int rows,
                     int64_t stride, float* results) {
     Swiglu block;
+    std::vector<uint16_t> room;
     block.to.build(ids, rows, f.top_k, f.experts);
-    block.begin(pool, f.gate_up, f.down, h16, stride);
+    block.begin(pool, f.gate_up, f.down, expert_rows(pool, f, h16, rows, stride, room), stride);
     pool.for_each(block.tasks(), [&](int task, int) { block.up(task); }, block.cost(f.gate_up));
     block.turn(pool);
     pool.for_each(panels(f.down), [&](int p, int) { block.down(p, results + p * PANEL, stride); }, block.cost(f.down));

@@ -24,7 +24,7 @@
 // What this machine can run; must be asked before the library of level 4 is used, in every process.
 NX_API int nx_machine_level() { return machine_level(); }
 
-NX_API int nx_interface() { return 25; }
+NX_API int nx_interface() { return 26; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -179,6 +179,15 @@ NX_API void nx_experts(void* pool, const NxFeedForward* f, const uint16_t* h16, 
 NX_API void nx_combine(const float* results, const float* weights, int top_k, const float* shared, int rows,
                        int64_t stride, float* y) {
     combine(results, stride, weights, top_k, shared, stride, rows, int(stride), y, stride);
+}
+
+// Rows [rows, n] bf16 and what they are on their way: see csrc/fp8_rows.h.
+NX_API int64_t nx_fp8_row_bytes(int64_t n) { return fp8_row_bytes(n); }
+NX_API void nx_fp8_encode(const uint16_t* x, int rows, int64_t n, uint8_t* to) {
+    for (int i = 0; i < rows; ++i) fp8_encode(x + i * n, n, to + i * fp8_row_bytes(n));
+}
+NX_API void nx_fp8_decode(const uint8_t* from, int rows, int64_t n, uint16_t* y) {
+    for (int i = 0; i < rows; ++i) fp8_decode(from + i * fp8_row_bytes(n), n, y + i * n);
 }
 
 NX_API void nx_norm(const float* x, const float* weight, int rows, int n, int64_t stride, float eps, float* y) {

@@ -5,7 +5,8 @@
 //     compute  this shard's experts on the rows of all groups that chose them
 //     finish   of the shared expert the second half; own results added up
 //
-// On several machines rows are sent to other groups, and results to whoever adds them up.
+// On several machines rows are sent to those ranks of other groups that compute some of them, and results to whoever
+// adds them up.
 #pragma once
 #include "group_rows.h"
 #include "moe.h"
@@ -29,28 +30,32 @@ class SharedExperts {
         if (rows) route(pool, f, h, rows, stride, logits_, ids_.data(), weights_.data());
         count_choices(f, ids_, ranks);
         int64_t sent = 0;
-        const bool apart = world.apart(), alone = apart && world.given().groups == 1;
-        const int64_t all = apart ? world.all_rows(lane_) : 0;
+        const bool apart = world.apart(), alone = apart && world.given().groups == 1, stay = alone && !f.fp8_rows;
+        const int64_t all = apart ? world.all_rows(lane_) : 0, own = world.place(lane_, world.group(), 0);
         int32_t* ids = at_.ids.room(all * k);
         at_.results.room(all * k * stride);
-        uint16_t* offered = at_.rows.room(alone ? 0 : all * stride);
-        rows_at_ = alone ? h16 : offered;
-        for (int i = apart ? 0 : ranks.rank(); i < rows; i += apart ? 1 : each) {  // a machine's ranks share the copying
-            const int64_t place = world.place(lane_, world.group(), i);
-            if (!alone) memcpy(offered + place * stride, h16 + i * stride, size_t(stride) * 2);
+        uint16_t* offered = at_.rows.room(stay ? 0 : all * stride);
+        rows_at_ = stay ? h16 : offered;
+        const int first = apart ? 0 : ranks.rank(), step = apart ? 1 : each;  // a machine's ranks share the copying
+        if (!stay)
+            each_row(pool, (rows - first + step - 1) / step, [&](int n) {
+                const int i = first + n * step;
+                expert_row(f, h16 + i * stride, stride, offered + (own + i) * stride);
+            });
+        for (int i = first; i < rows; i += step) {
             uint64_t seen = uint64_t(1) << world.shard();
             for (int j = 0; j < k; ++j) {
                 const int32_t expert = ids_[size_t(i) * k + j], count = f.replica_count[expert];
                 const int turn = (world.group() + (world.given().dynamic ? i : 0)) % count;
                 const int32_t one = f.replicas[int64_t(expert) * f.most_replicas + turn];
-                ids[place * k + j] = one;
+                ids[(own + i) * k + j] = one;
                 const uint64_t shard = uint64_t(1) << (one / f.own);
                 if (!apart && !(seen & shard)) sent += stride * 2 * world.slices();
                 seen |= shard;
             }
         }
         if (!apart) ticket_ = world.arrive(lane_, sent);
-        else if (!alone) offered_.start(world, lane_, offered, ids, stride, k);
+        else if (!alone) offered_.start(pool, world, lane_, f, offered, ids, stride);
         if (!rows || !f.shared_gate_up.data) return;
         shared.to.all(rows);
         shared.begin(pool, f.shared_gate_up, f.shared_down, h16, stride,
@@ -64,7 +69,7 @@ class SharedExperts {
         const int k = f.top_k, first = world.shard() * f.own, groups = world.given().groups;
         const bool apart = world.apart();
         if (!apart) world.wait(lane_, ticket_);
-        else if (groups > 1) offered_.finish(world, lane_, at_.rows.data(), at_.ids.data());
+        else if (groups > 1) offered_.finish(pool, world);
         routed.to.build(f.own, [&](const auto& choice) {
             for (int g = 0; g < groups; ++g)
                 for (int i = 0; i < world.rows(lane_, g); ++i) {

@@ -89,6 +89,16 @@ class ParallelConfig(Options):
         "and where there is one group: they take turns",
         choices=("static", "dynamic"),
     )
+    ep_dispatch_dtype: str = option(
+        "bf16",
+        "parallelism",
+        "what routed experts read. bf16: rows as they are; fp8: rows rounded to e4m3 with a scale for each "
+        "128 inputs, always, also on one device. Texts differ from those with bf16, and are the same for any "
+        "number of devices. Rows between machines take half the bytes",
+        "--deepep-dispatcher-output-dtype",
+        choices=("bf16", "fp8"),
+        words={"auto": "bf16"},
+    )
     init_expert_location: str = option(
         "trivial",
         "parallelism",

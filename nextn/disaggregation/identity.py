@@ -59,6 +59,8 @@ def identity_of(engine: Engine) -> Identity:
         made += f" {config.int4_group}"
     if config.gguf_activations == "int8":  # auto is bf16 here, as one machine alone computes no text
         made += ", inputs in int8"
+    if config.ep_dispatch_dtype == "fp8":
+        made += ", rows of experts in fp8"
     return Identity(
         version=nextn.__version__,
         model=fingerprint(config),

@@ -58,6 +58,8 @@ log = logging.getLogger("nextn.engine")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 AUTO_DTYPES = {"reference": torch.float32, "triton": torch.bfloat16, "cpu": torch.bfloat16}  # by kernels
 
+DISPATCH_OPTION = "--ep-dispatch-dtype fp8"
+
 NAMES = {"cpu": "native", "triton": "Triton"}  # of kernels, in messages
 
 
@@ -81,6 +83,10 @@ def make_model(
             )
         if shares_experts(config):
             raise ValueError(f"{sharing_option(config)}: --model-path {config.model_path} has no experts")
+        if config.ep_dispatch_dtype != "bf16":
+            raise ValueError(
+                f"{DISPATCH_OPTION}: --model-path {config.model_path} has no experts; leave it out"
+            )
         if config.num_hidden_layers_override is not None:
             raise ValueError(
                 f"--num-hidden-layers-override: --model-path {config.model_path} has no layers; leave it out"
@@ -107,6 +113,9 @@ def make_model(
         raise ValueError(
             f"--prefill-attention naive: {cfg.architecture} has one form of attention only; leave it out"
         )
+    fp8_rows = config.ep_dispatch_dtype == "fp8"
+    if fp8_rows and not cfg.n_routed_experts:
+        raise ValueError(f"{DISPATCH_OPTION}: {cfg.architecture} here has no routed experts; leave it out")
     kernels = choose_kernels(config, device, cfg.architecture)
     if ranks is not None and device.type != "cpu" and ranks.gpus is None:
         raise ValueError(
@@ -136,7 +145,7 @@ def make_model(
         world = make_world(config, cfg, seat, ranks) if shares_experts(config) else None
         made = quantize_format(config)
         way = ways_of(config, level)
-        model = native(cfg, nextn, threads, made, stored, drafting, level, ranks, world, way)
+        model = native(cfg, nextn, threads, made, stored, drafting, level, ranks, world, way, fp8_rows)
         if made is not None and (others := model.weights.not_whole_groups):
             log.info(
                 "--quantization w4a16: %d matrices are in int8, for their inputs are not groups of %d: %s",
@@ -152,7 +161,7 @@ def make_model(
         log_blocks(stored, len(blocks), cfg.num_hidden_layers + nextn)
         model = model_class(cfg.architecture, kernels)(
             cfg, ops, dtype, device, nextn, naive, allowed, Alone() if ranks is None else ranks.group,
-            blocks=blocks,
+            blocks=blocks, fp8_rows=fp8_rows,
         )  # fmt: skip
         if kernels == "triton":
             model.eager = config.disable_cuda_graph

@@ -8,7 +8,8 @@
     4. The owner puts them together, and adds up a row's K results in the order of its choices.
 
 A result does not depend on the rows beside it, and nothing is added on the way: so a sum has the terms and
-the order that one device gives it. Rows and results keep the dtypes that they have on one device.
+the order that one device gives it. Rows and results keep the dtypes that they have on one device; rows that
+experts read rounded to e4m3 are sent as such.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from nextn.layers.batch import Batch
 from nextn.layers.mlp import MoE
 from nextn.layers.sharing import Sharing
 from nextn.ops.fp8 import Weight
+from nextn.ops.fp8_rows import pack, unpack
 
 
 class ParallelMoE(MoE):
@@ -89,7 +91,7 @@ class ParallelMoE(MoE):
         sent, chosen = [], [shard == s for s in range(self.world.shards)]
         for here in chosen:
             rows = here.any(1)
-            sent += [_pack(x[rows], place.where(here, -1)[rows])] * self.world.slices
+            sent += [self._packed(x[rows], place.where(here, -1)[rows])] * self.world.slices
         returned = iter(self.world.exchange(self._serve(self.world.exchange(sent))))
         found = []
         for here in chosen:
@@ -105,7 +107,7 @@ class ParallelMoE(MoE):
         """What the ranks of the world have sent -> for each the results of its choices, row by row, as one
         array: of each this slice's columns."""
         counts = [*map(len, packed), 1]
-        x, ids = _unpack(torch.cat(list(packed)), self.cfg.num_experts_per_tok, self._empty(0).dtype)
+        x, ids = self._unpacked(torch.cat(list(packed)))
         # A row without choices besides, so that the kernels always have one.
         x, ids = F.pad(x, (0, 0, 0, 1)), F.pad(ids, (0, 0, 0, 1), value=-1)
         begin, end = (at - self.hidden.begin for at in (self.returned.begin, self.returned.end))
@@ -113,13 +115,14 @@ class ParallelMoE(MoE):
         both = zip(results.split(counts), ids.split(counts), strict=True)
         return [found[chosen >= 0].flatten() for found, chosen in both][:-1]
 
+    def _packed(self, x: Tensor, ids: Tensor) -> Tensor:
+        """x [n, C], ids [n, K] -> [n, bytes]."""
+        rows = pack(x) if self.fp8_rows else x.view(torch.uint8)
+        return torch.cat((ids.to(torch.int32).view(torch.uint8), rows), dim=1)
 
-def _pack(x: Tensor, ids: Tensor) -> Tensor:
-    """x [n, C], ids [n, K] -> [n, bytes]."""
-    return torch.cat((ids.to(torch.int32).view(torch.uint8), x.view(torch.uint8)), dim=1)
-
-
-def _unpack(packed: Tensor, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    # Copies, which begin and end where any dtype can: also of one row, whose slice counts as contiguous.
-    ids, x = (t.clone(memory_format=torch.contiguous_format) for t in packed.tensor_split([4 * k], dim=1))
-    return x.view(dtype), ids.view(torch.int32).long()
+    def _unpacked(self, packed: Tensor) -> tuple[Tensor, Tensor]:
+        # Copies, which begin and end where any dtype can: also of one row, whose slice counts as contiguous.
+        at, dtype = 4 * self.cfg.num_experts_per_tok, self._empty(0).dtype
+        ids, x = (t.clone(memory_format=torch.contiguous_format) for t in packed.tensor_split([at], dim=1))
+        found = unpack(x, self.cfg.hidden_size, dtype) if self.fp8_rows else x.view(dtype)
+        return found, ids.view(torch.int32).long()

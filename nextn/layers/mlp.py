@@ -53,6 +53,7 @@ class MoE:
         """held: the routed experts that are here, by default all. slices: what they are cut by, if not by
         `sharing`."""
         self.cfg, self.ops, cfg, empty = sharing.cfg, sharing.ops, sharing.cfg, sharing.empty
+        self.fp8_rows = sharing.fp8_rows
         experts, inner, hidden = cfg.n_routed_experts, cfg.moe_intermediate_size, cfg.hidden_size
         slices = sharing if slices is None else slices
         self.held = range(experts) if held is None else held
@@ -84,12 +85,15 @@ class MoE:
     def forward(self, x: Tensor, batch: Batch) -> tuple[Addend, ...]:
         """As `MLP.forward`: of the shared experts, if there are some, and of the routed ones."""
         (ids, weights), s = self.route(x), self.shared
+        taken = self.ops.fp8_rows(x) if self.fp8_rows else x  # by the routed experts
         if s is not None and self.hidden.is_whole and self.inner.is_whole and s.inner.is_whole:
+            if self.fp8_rows:
+                return s.part(x), Mixture(self.results(taken, ids[: batch.rows]), weights)
             runs = self.ops.dispatch(ids[: batch.rows], len(self.held))
             experts = self.gate_up, self.down, s.gate_up, s.down
             results, shared = self.ops.experts_with_shared(x, runs, *experts)
             return shared, Mixture(results, weights)
-        routed = self.ops.combine(self.results(x, ids[: batch.rows]), weights)
+        routed = self.ops.combine(self.results(taken, ids[: batch.rows]), weights)
         return self.hidden.wholes(*(() if s is None else (s.part(x),)), routed)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:

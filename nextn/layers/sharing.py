@@ -40,9 +40,11 @@ class Sharing:
 
     def __init__(
         self, cfg: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device, group: Group,
-        blocks: Mapping[int, int] | None = None,
+        blocks: Mapping[int, int] | None = None, fp8_rows: bool = False,
     ) -> None:  # fmt: skip
-        """blocks: decoder layers whose products read e4m3 blocks, and the inputs of a block of each."""
+        """blocks: decoder layers whose products read e4m3 blocks, and the inputs of a block of each.
+        fp8_rows: routed experts read rows rounded to e4m3 (`nextn.ops.fp8_rows`)."""
+        self.fp8_rows = fp8_rows
         self.cfg, self.ops, self.dtype, self.device, self.group = cfg, ops, dtype, device, group
         self._blocks = blocks or {}
         self._found: dict[Hashable, Split] = {}

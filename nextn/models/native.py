@@ -87,10 +87,11 @@ class NativeModel:
         ranks: Ranks | None = None,
         world: ExpertWorld | None = None,
         way: Callable[[int], int] = lambda kind: 0,
+        fp8_rows: bool = False,
     ) -> None:
         """ranks: that compute every step together. world: these and others that share the target's experts
         with them; before each `forward`, all call its `step`. way: of the products of each kind of weights
-        (`nextn.ops.cpu.ways`)."""
+        (`nextn.ops.cpu.ways`). fp8_rows: routed experts read rows rounded to e4m3."""
         for name, most in WIDEST.items():
             if (getattr(cfg, name) or 0) > most:
                 raise ValueError(f"{name} is {getattr(cfg, name)}: the native kernels take at most {most}")
@@ -105,6 +106,8 @@ class NativeModel:
             cfg, nextn_layers, quantize, stored, drafting, rank, size, share, way
         )
         self.place, self._ranks, self.world = w.place, ranks, world
+        for layer in w.layers:
+            layer.mlp.fp8_rows = fp8_rows
         heads = w.part(cfg.num_attention_heads, 1)
         self._tables = rotary_tables(cfg, cfg.max_position_embeddings, self.device)
         self._model = Model(

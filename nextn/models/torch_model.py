@@ -36,8 +36,8 @@ class TorchModel:
     same passes over the same batches; hidden states, logits and the cache are whole on each. experts: the
     target's routed experts are shared by all groups of a world. Then all call `forward` together, those that
     have nothing to do with an empty batch; the rest of a step is a group's own. blocks: decoder layers that
-    are held in e4m3 blocks, see `nextn.models.fp8.block_layers`. Raises ValueError where the model's heads or
-    experts cannot be shared.
+    are held in e4m3 blocks, see `nextn.models.fp8.block_layers`. fp8_rows: see `Sharing`. Raises
+    ValueError where the model's heads or experts cannot be shared.
     """
 
     row_align = ROW_ALIGN
@@ -47,10 +47,11 @@ class TorchModel:
         naive_prompts: bool = False, draft_tokens: Sequence[int] | None = None,
         group: Group = Alone(),  # noqa: B008
         experts: ExpertParallel | None = None, blocks: Mapping[int, int] | None = None,
+        fp8_rows: bool = False,
     ) -> None:  # fmt: skip
         self.naive_prompts, self.group = naive_prompts, group
         self.config, self.ops, self.dtype, self.device = cfg, ops, dtype, device
-        self.sharing = sharing = Sharing(cfg, ops, dtype, device, group, blocks)
+        self.sharing = sharing = Sharing(cfg, ops, dtype, device, group, blocks, fp8_rows)
         self.world = None if experts is None else experts.world
         self.embedding = sharing.empty(cfg.vocab_size, cfg.hidden_size)
         self.norm = sharing.empty(cfg.hidden_size)

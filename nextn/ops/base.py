@@ -253,6 +253,9 @@ class Ops(Protocol):
     # Routed experts in three steps. What lies between them is plain: rows may be sent to where an expert is
     # after the first, and their results sent back before the last.
 
+    def fp8_rows(self, x: Tensor) -> Tensor:
+        """x [T, C] -> the same, each 128 inputs rounded to e4m3: `nextn.ops.fp8_rows.rounded`, to the bit."""
+
     def dispatch(self, ids: Tensor, experts: int) -> Any:
         """Which rows each expert gets, as this backend's `experts` wants it. ids [R, K] int64, of the first R
         rows; -1: an expert that is elsewhere."""

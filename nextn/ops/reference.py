@@ -22,6 +22,7 @@ from torch import Tensor
 from nextn.ops.base import KV_BLOCK, NO_TOKEN, ROW_ALIGN, Addend, Columns, Mixture, Spans, Tables
 from nextn.ops.best import best_token
 from nextn.ops.fp8 import Weight, widened
+from nextn.ops.fp8_rows import rounded
 from nextn.ops.gather import Gathered, gathered
 from nextn.ops.naive import naive_attention
 from nextn.ops.philox import uniforms
@@ -51,6 +52,7 @@ class Reference:
 
     naive_attention = staticmethod(naive_attention)
     best_token = staticmethod(best_token)
+    fp8_rows = staticmethod(rounded)
 
     def __init__(self, modes: Mapping[Shape, Mode] | None = None) -> None:
         """modes: from `product_modes`; a shape that is not in it goes the direct way."""

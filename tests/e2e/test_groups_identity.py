@@ -38,6 +38,8 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "auto": {},
     "chain": {"speculative_num_steps": 2},
     "tree": {"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6},
+    "fp8 rows": {"ep_dispatch_dtype": "fp8", "speculative_num_steps": 2},
+    "fp8 rows, off": {"ep_dispatch_dtype": "fp8", "speculative_num_steps": 0},
 }
 
 # Groups, ranks of each, shards; drafts; schedule. Ranks are processes, which take long to start.
@@ -139,12 +141,22 @@ def test_on_several_nodes(
         compare(alone, given, drafts, schedule)
 
 
-def compare(alone: Any, given: Any, drafts: str, schedule: str) -> None:
-    """Texts and acceptance of all groups with those of one device."""
+def test_with_rows_in_fp8(alone: Any) -> None:
+    """With drafts and groups on two nodes, the texts of one device without drafts. bf16 has others."""
+    given = options(2, 1, 2, "fp8 rows", "whole", nnodes=2, dist_init_addr=free_address())
+    with ranks_of_other_nodes(given):
+        compare(alone, given, "fp8 rows, off", "whole", fixed=False)
+    (fp8, _), (bf16, _) = alone("fp8 rows, off", "whole", 0), alone("auto", "whole", 0)
+    assert {rid: a.text for rid, a in fp8.answers.items()} != {rid: a.text for rid, a in bf16.answers.items()}
+
+
+def compare(alone: Any, given: Any, drafts: str, schedule: str, fixed: bool | None = None) -> None:
+    """Texts and acceptance of all groups with those of one device. fixed: is acceptance the same?"""
     groups = given.groups
     wanted = [alone(drafts, schedule, group) for group in range(groups)]
     small = schedule == "retracted"
-    fixed = drafts != "auto"  # whether that one drafts is a matter of speed
+    if fixed is None:
+        fixed = drafts != "auto"  # whether that one drafts is a matter of speed
     with Groups(given) as engines:
         work = [jobs(group) for group in range(groups)]
         for group, found in enumerate(engines.serve([AtOnce(each) for each in work], small)):

@@ -268,9 +268,10 @@ void feed_forwards(void* pool, void* alone) {
                  {33, 13, 5, 39, 1}, {64, 32, 64, 0, 8}, {70, 0, 0, 17, 1}, {1, 1, 2, 1, 1}, {16, 3, 1024, 3, 2},
                  {256, 256, 5, 256, 1}}) {
             if (is_coded(kind) && hidden % 256) continue;
-            const Block block(hidden, inner, experts, shared, groups, kind);
+            Block block(hidden, inner, experts, shared, groups, kind);
             const int64_t stride = up(hidden, 32);
-            for (int rows : {0, 1, 3, 50}) {
+            for (auto [rows, fp8] : std::vector<std::array<int, 2>>{{0, 1}, {1, 0}, {3, 1}, {50, 0}, {50, 1}}) {
+                block.f.fp8_rows = fp8;
                 std::vector<float> h(size_t(rows * stride)), x = h;
                 std::vector<uint16_t> h16(h.size());
                 for (int i = 0; i < rows; ++i)

@@ -3,18 +3,25 @@ rank, whoever has an expert, however many groups there are and whatever each of 
 
 from __future__ import annotations
 
+import socket
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from parity.oracle import random_checkpoint
 from parity.test_native_ranks import WIDE, Found, assert_equal, tokens
+from support.meshes import mesh
 from support.native_kernels import built_levels
 from support.native_model import feed, in_chunks, native_model, pool_for, whole
 from support.worlds import InLockstep, in_world
 
+from nextn.distributed.expert_share import ExpertShare
+from nextn.distributed.group import PeerGone
+from nextn.distributed.mesh_world import MeshWorld
 from nextn.distributed.placement import Placement
+from nextn.layers.batch import Span
 
 LEVELS = built_levels()
 pytestmark = pytest.mark.skipif(not LEVELS, reason="no native kernels")
@@ -46,10 +53,11 @@ def check(
     level: str | None = None,
     changes: dict[str, Any] | None = None,
     architecture: str = "DeepseekV3ForCausalLM",
+    fp8_rows: bool = False,
     **options: Any,
 ) -> None:
     config, tensors = random_checkpoint({**CONFIG, **(changes or {})}, 7, architecture)
-    make = partial(native_model, config, tensors, level=level)
+    make = partial(native_model, config, tensors, level=level, fp8_rows=fp8_rows)
 
     def work(model: InLockstep, group: int) -> Found:
         model.pool = pool_for(model.model, 4, 4, 0)  # of a group that has nothing to do
@@ -124,3 +132,62 @@ def test_nor_on_several_machines_on_any_level(level: str) -> None:
 def test_nor_with_odd_widths_or_without_a_shared_expert(changes: dict[str, Any]) -> None:
     for groups, each in ((1, 2), (2, 1)):
         check(with_spares(2), groups, each, 2, changes=changes, apart=True)
+
+
+@pytest.mark.parametrize(
+    ("groups", "each", "shards", "apart"),
+    [(2, 1, 2, False), (2, 2, 1, False), (1, 2, 2, True), (2, 2, 2, True), (4, 1, 4, True)],
+)
+def test_nor_where_experts_read_fp8_rows(groups: int, each: int, shards: int, apart: bool) -> None:
+    """Rows of three blocks, the last of which has 44 inputs."""
+    changes = {"hidden_size": 300}
+    check(with_spares(4), groups, each, shards, None, changes, fp8_rows=True, halves=True, apart=apart)
+
+
+def test_fp8_rows_change_hidden_states_logits_and_drafts() -> None:
+    config, tensors = random_checkpoint(CONFIG, 7)
+    bf16, fp8 = (of_group(config, native_model(config, tensors, fp8_rows=on), 0) for on in (False, True))
+    for row, other in zip(bf16, fp8, strict=True):
+        assert not any(torch.equal(a, b) for a, b in zip(row, other, strict=True))
+
+
+@pytest.mark.parametrize("fp8_rows", [False, True])
+def test_rows_go_only_where_an_expert_of_theirs_is(fp8_rows: bool) -> None:
+    """One choice of each row, in one layer of two shards. What is sent is more than sockets take at once."""
+    hidden, rows = 1024, 290
+    changes = {"num_hidden_layers": 2, "num_experts_per_tok": 1, "hidden_size": hidden}  # one is dense
+    config, tensors = random_checkpoint({**CONFIG, **changes}, 7)
+    make = partial(native_model, config, tensors, fp8_rows=fp8_rows)
+
+    def work(model: Any, group: int) -> tuple[int, np.ndarray]:
+        model.pool = pool_for(model.model, 4, 4, 0)
+        prompts = [tokens(config["vocab_size"], rows + group)[group:]]
+        feed(model, prompts, whole(prompts))
+        return model.world.sent, model.expert_counts()[0][0]
+
+    found = [ranks[0] for ranks in in_world(make, work, Placement.trivial(2, EXPERTS), 2, 1, 2, apart=True)]
+    row = hidden + hidden // 128 * 4 if fp8_rows else 2 * hidden
+    for group, (sent, chosen) in enumerate(found):
+        halves = chosen[: EXPERTS // 2], chosen[EXPERTS // 2 :]
+        away, others = halves[1 - group].sum(), found[1 - group][1]
+        back = (others[: EXPERTS // 2], others[EXPERTS // 2 :])[group].sum()
+        assert 0 < away < chosen.sum() == rows
+        assert sent == chosen.sum() * 4 + away * row + back * hidden * 4
+
+
+def test_a_rank_that_goes_after_its_choices_and_before_its_rows() -> None:
+    config, tensors = random_checkpoint(CONFIG, 7)
+    rows, ranks = 3, mesh(2)
+    world = MeshWorld(ExpertShare(0, 2, 2, Placement.trivial(LAYERS, EXPERTS), 1), ranks[0], groups=2)
+    model = native_model(config, tensors, world=world)
+    other = ranks[1]._data[0]
+    assert other is not None
+    first = np.zeros((rows, config["num_experts_per_tok"]), np.int32)  # choices of this rank's expert 0
+    other.sendall(np.array([rows, 0, 0, 0]).tobytes() + first.tobytes())
+    other.shutdown(socket.SHUT_WR)
+    assert world.step(rows) == 2 * rows
+    pool = pool_for(model, 4, 4, 0)
+    with pytest.raises(PeerGone):
+        model.forward(model.batch([Span([1] * rows, 0, [1])], 4), pool)
+    for own in ranks:
+        own.close()

@@ -193,11 +193,14 @@ class FeedForwardBlock:
         )  # fmt: skip
         return out[:, : self.hidden], ids, weights
 
-    def steps(self, pool: Pool, h: Tensor, parts: int, shared: Tensor | None) -> Tensor:
+    def steps(
+        self, pool: Pool, h: Tensor, parts: int, shared: Tensor | None, read: Tensor | None = None
+    ) -> Tensor:
         """The routed experts of h [rows, C] step by step, every one of `parts` computing those of its choices
-        whose number is its own, modulo parts; plus shared [rows, C]."""
+        whose number is its own, modulo parts; plus shared [rows, C]. read: what experts read in place of
+        h."""
         rows, top_k = len(h), self.top_k
-        wide, half = widened(h, 32, torch.float32), widened(h, 32, torch.bfloat16)
+        wide, half = widened(h, 32, torch.float32), widened(h if read is None else read, 32, torch.bfloat16)
         ids = torch.full((rows, top_k), -1, dtype=torch.int32)
         weights = torch.full((rows, top_k), torch.nan)
         results = torch.full((rows, top_k, self.stride), torch.nan)

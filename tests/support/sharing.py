@@ -59,6 +59,7 @@ def shared_model(
     device: str = "cpu",
     draft_tokens: Sequence[int] | None = None,
     experts: ExpertParallel | None = None,
+    fp8_rows: bool = False,
 ) -> Any:
     """ops: by name, or themselves, then with the plain model. Random weights, the same for all groups."""
     cfg, on = ModelConfig.from_dict(config), torch.device(device)
@@ -67,8 +68,9 @@ def shared_model(
         made, kernels = make_ops(product_shapes(cfg), dtype, on, ops), ops
     layers = cfg.num_nextn_predict_layers
     model = model_class(cfg.architecture, kernels)(
-        cfg, made, dtype, on, layers, draft_tokens=draft_tokens, group=group, experts=experts
-    )
+        cfg, made, dtype, on, layers, draft_tokens=draft_tokens, group=group, experts=experts,
+        fp8_rows=fp8_rows,
+    )  # fmt: skip
     tensors, rows = random_tensors(expected_tensors(cfg, layers), 1, torch.bfloat16), model.rows()
     for name in model.targets():
         own = rows.get(name)

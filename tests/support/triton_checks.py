@@ -47,6 +47,21 @@ def parts(rows: int) -> list[tuple[int, int]]:
     return [(0, 1), (rows - 1, 1), (1, 3), (rows // 2, rows - rows // 2), (0, rows - 1)]
 
 
+def check_fp8_rows(on: Device) -> None:
+    """What plain torch gives, to the bit: also zeros, what is far smaller than the rest, and bad numbers."""
+    for width in (64, 250, 7168 if on.large else 1300):
+        x = on.rand(9, width) * torch.logspace(-4, 4, 9, device=on.name)[:, None].to(on.dtype)
+        x[0], x[1, ::3], x[2, 1::7] = 0, 0, x[2, 1::7] / 4096
+        x[7, width // 2], x[8, -1] = float("nan"), float("inf")
+        found, want = TritonOps().fp8_rows(x), PLAIN.fp8_rows(x)
+        assert found.dtype == x.dtype
+        assert torch.equal(found.isnan(), want.isnan())
+        assert torch.equal(found.nan_to_num(), want.nan_to_num())
+        assert torch.equal(TritonOps().fp8_rows(x[3:4])[0], found[3])
+        apart = torch.cat((x, x), dim=1)[:, :width]  # whose rows are not side by side
+        assert torch.equal(TritonOps().fp8_rows(apart).nan_to_num(), found.nan_to_num())
+
+
 def check_uniforms(on: Device) -> None:
     """What plain torch gives, to the bit."""
     rows, count = (40, 151936) if on.large else (3, 2064)

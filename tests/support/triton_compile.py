@@ -289,6 +289,7 @@ def feed_forward(s: Sizes, x: Tensor) -> None:
     gate_up = meta(s.experts, 2 * s.inner, s.hidden, dtype=x.dtype)
     down = meta(s.experts, s.hidden, s.inner, dtype=x.dtype)
     runs = OPS.dispatch(ids, s.experts)
+    OPS.fp8_rows(x)
     results, shared = OPS.experts_with_shared(x, runs, gate_up, down, gate_up[0], down[0])
     OPS.combine(results, weights)
     OPS.swiglu_mlp(x, gate_up[0], down[0])

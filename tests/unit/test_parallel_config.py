@@ -33,6 +33,7 @@ NODES: dict[str, Any] = {"nnodes": 2, "dist_init_addr": "a:5"}
         ({"eplb_rebalance_layers_per_chunk": 0}, "--eplb-rebalance-layers-per-chunk is 0: it must be at"),
         ({"eplb_min_rebalancing_utilization_threshold": 1.1}, "threshold is 1.1: it must be between 0 and 1"),
         ({"ep_dispatch_algorithm": "fake"}, "--ep-dispatch-algorithm is 'fake': choose from static, dynamic"),
+        ({"ep_dispatch_dtype": "nvfp4"}, "--ep-dispatch-dtype is 'nvfp4': choose from bf16, fp8"),
         ({"expert_distribution_recorder_mode": "x"}, "choose from stat, per_pass"),
     ],
     ids=str,

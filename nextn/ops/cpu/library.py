@@ -28,7 +28,7 @@ from struct import Struct
 from nextn.config import CPU_LEVELS
 
 FOLDER = Path(__file__).parent / "lib"
-INTERFACE = 25  # nx_interface of a library that fits this file
+INTERFACE = 26  # nx_interface of a library that fits this file
 NOT_BUILT = "they were not built with nextn; install a C++17 compiler (g++ or clang++), and then nextn again"
 F32, BF16, E4M3, INT8 = range(4)
 INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q4_1, Q5_0, Q5_1 = range(4, 14)  # few-bit codes (csrc/coded.h)
@@ -77,8 +77,8 @@ class FeedForward(Structure):
         ("router", Weight), ("bias", c_void_p), ("gate_up", Weight), ("down", Weight),
         ("shared_gate_up", Weight), ("shared_down", Weight), ("experts", c_int32), ("groups", c_int32),
         ("top_groups", c_int32), ("top_k", c_int32), ("normalize", c_int32), ("softmax", c_int32),
-        ("scale", c_float), ("own", c_int32), ("most_replicas", c_int32), ("replicas", c_void_p),
-        ("replica_count", c_void_p), ("counts", c_void_p),
+        ("fp8_rows", c_int32), ("scale", c_float), ("own", c_int32), ("most_replicas", c_int32),
+        ("replicas", c_void_p), ("replica_count", c_void_p), ("counts", c_void_p),
     )  # fmt: skip
 
 
@@ -203,6 +203,9 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
         (c_void_p, POINTER(FeedForward), c_void_p, c_void_p, c_int, c_int64, c_void_p),
     ),
     "nx_combine": (None, (c_void_p, c_void_p, c_int, c_void_p, c_int, c_int64, c_void_p)),
+    "nx_fp8_row_bytes": (c_int64, (c_int64,)),
+    "nx_fp8_encode": (None, (c_void_p, c_int, c_int64, c_void_p)),
+    "nx_fp8_decode": (None, (c_void_p, c_int, c_int64, c_void_p)),
     "nx_norm": (None, (c_void_p, c_void_p, c_int, c_int, c_int64, c_float, c_void_p)),
     "nx_engine_new": (c_void_p, (POINTER(Model), c_int, c_int)),
     "nx_engine_free": (None, (c_void_p,)),

@@ -10,7 +10,7 @@ from torch import Tensor
 from nextn.ops.base import Addend, Columns, Spans, Tables
 from nextn.ops.fp8 import Weight
 from nextn.ops.naive import naive_attention
-from nextn.ops.triton import attention, best, embed, heads, linear, noise, route, rows
+from nextn.ops.triton import attention, best, embed, fp8_rows, heads, linear, noise, route, rows
 from nextn.ops.triton import experts as moe
 from nextn.ops.triton.product import ROWS
 
@@ -113,6 +113,9 @@ class TritonOps:
         softmax: bool = False,
     ) -> tuple[Tensor, Tensor]:
         return route.route(x, router, bias, groups, top_groups, top_k, normalize, scale, softmax)
+
+    def fp8_rows(self, x: Tensor) -> Tensor:
+        return fp8_rows.rounded(x)
 
     def dispatch(self, ids: Tensor, experts: int) -> moe.Tiles:
         return moe.dispatch(ids, experts)

@@ -24,6 +24,7 @@ SERVE_FLAGS = """
 --dist-init-addr --nccl-init-addr --dist-timeout --distributed-timeout-seconds --numa
 --distributed-executor-backend
 --ep-size --ep --expert-parallel-size --ep-num-redundant-experts --ep-dispatch-algorithm
+--ep-dispatch-dtype --deepep-dispatcher-output-dtype
 --init-expert-location --enable-eplb --eplb-rebalance-num-iterations --eplb-rebalance-layers-per-chunk
 --eplb-min-rebalancing-utilization-threshold --expert-distribution-recorder-mode
 --enable-two-batch-overlap --enable-dp-attention

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,13 +31,14 @@ CPU = torch.device("cpu")
 @settings(max_examples=60, derandomize=True, deadline=None)
 @given(data=st.data())
 def test_the_sums_of_one_device(data: st.DataObject) -> None:
-    """Any numbers of rows, ranks, shards and replicas, and any routing."""
+    """Any numbers of rows, ranks, shards and replicas, any routing, rows of experts in fp8 or not."""
     draw = data.draw
     groups, ranks = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     shards = draw(st.sampled_from([n for n in range(1, groups * ranks + 1) if groups * ranks % n == 0]))
     experts = draw(st.sampled_from([4, 8, 12]))
     config = tiny_config(
-        hidden_size=draw(st.integers(12, 40)), moe_intermediate_size=draw(st.integers(12, 40)),
+        hidden_size=draw(st.one_of(st.integers(12, 40), st.just(130))),
+        moe_intermediate_size=draw(st.integers(12, 40)),
         n_routed_experts=experts, n_shared_experts=draw(st.integers(0, 1)),
         num_experts_per_tok=draw(st.integers(1, 4)), n_group=1, topk_group=1,
     )  # fmt: skip
@@ -45,10 +47,10 @@ def test_the_sums_of_one_device(data: st.DataObject) -> None:
     gen = np.random.default_rng(draw(st.integers(0, 999)))
     slots = np.concatenate([np.arange(experts), gen.integers(0, experts, spare)])
     placement = Placement(gen.permuted(np.stack([slots] * 2), axis=1), experts)
-    static = draw(st.booleans())
+    static, fp8_rows = draw(st.booleans()), draw(st.booleans())
     rows = draw(st.lists(st.integers(0, 11), min_size=groups, max_size=groups))
 
-    whole = MoE(Sharing(cfg, ExactReference(), dtype, CPU, Alone()))
+    whole = MoE(Sharing(cfg, ExactReference(), dtype, CPU, Alone(), fp8_rows=fp8_rows))
     torch_gen = torch.Generator().manual_seed(int(gen.integers(999)))
     weights = whole.targets("")
     for weight in weights.values():
@@ -57,7 +59,7 @@ def test_the_sums_of_one_device(data: st.DataObject) -> None:
     want = [made(whole.forward(x, batch_of(n))) if n else () for x, n in zip(inputs, rows, strict=True)]
 
     def compute(world: ThreadWorld) -> tuple[Tensor, ...]:
-        sharing = Sharing(cfg, ExactReference(), dtype, CPU, world.attention)
+        sharing = Sharing(cfg, ExactReference(), dtype, CPU, world.attention, fp8_rows=fp8_rows)
         moe = ParallelMoE(sharing.over(ExpertParallel(world, placement, static)), 2)
         fill(moe, weights)
         if rows[world.group]:
@@ -67,6 +69,45 @@ def test_the_sums_of_one_device(data: st.DataObject) -> None:
 
     for rank, found in enumerate(run_world(groups * ranks, groups, shards, compute)):
         same(found, want[rank // ranks])
+
+
+@pytest.mark.parametrize("fp8_rows", [False, True])
+def test_bytes_of_rows(fp8_rows: bool) -> None:
+    """A row goes once to each shard that has an expert of it, in bf16 or in about half the bytes, beside its
+    choices."""
+    cfg = ModelConfig.from_dict(
+        tiny_config(hidden_size=260, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1)
+    )
+
+    def compute(world: Recorded) -> tuple[int, Tensor]:
+        sharing = Sharing(cfg, ExactReference(), torch.bfloat16, CPU, world.attention, fp8_rows=fp8_rows)
+        moe = ParallelMoE(sharing.over(ExpertParallel(world)), 2)
+        for weight in moe.targets("").values():
+            weight.fill_(0.01)
+        x = torch.randn(16, 260, generator=torch.Generator().manual_seed(world.rank)).bfloat16()
+        moe.router.normal_(generator=torch.Generator().manual_seed(9))
+        moe.forward(x, batch_of(15))
+        return world.to[0][1 - world.rank], moe.route(x)[0][:15]
+
+    for rank, (sent, ids) in enumerate(run_world(2, 2, 2, lambda world: compute(Recorded(world)))):
+        there = int((ids // 2 == 1 - rank).any(1).sum())
+        assert 0 < there < 15
+        assert sent == there * (2 * 4 + (260 + 3 * 4 if fp8_rows else 2 * 260))
+
+
+class Recorded:
+    """to: of each exchange, the bytes that went to each rank."""
+
+    def __init__(self, world: ThreadWorld) -> None:
+        self._world = world
+        self.to: list[list[int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
+
+    def exchange(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        self.to.append([part.nbytes for part in parts])
+        return self._world.exchange(parts)
 
 
 def made(found: Sequence[Addend]) -> tuple[Tensor, ...]:

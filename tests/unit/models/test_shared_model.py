@@ -49,6 +49,15 @@ def compare(size: int, config: dict[str, Any], ops: Any, dtype: torch.dtype, **o
     return [alone.weight_bytes, *(held for _, held in ranks)]
 
 
+def test_experts_that_read_fp8_rows() -> None:
+    """Each rank rounds the rows for its part of every expert."""
+    config = tiny_config(hidden_size=136, **heads(4))
+    compare(2, config, ExactReference(), BF16, fp8_rows=True)
+    ops = ExactReference()
+    found, plain = (all_steps(shared_model(config, ops=ops, fp8_rows=on)) for on in (True, False))
+    assert not any(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+
+
 @pytest.mark.parametrize(
     ("size", "changes", "dtype"), [(2, {}, BF16), (4, {}, F32), (2, {"q_lora_rank": None}, F32)], ids=str
 )  # in bf16 products take long on many machines

@@ -78,9 +78,7 @@ def test_every_product_in_parts(world: tuple[int, int, int]) -> None:
         compare(name, world, dtype)
 
 
-@pytest.mark.parametrize(
-    ("world", "dtype"), [((2, 2, 2), F32), ((2, 1, 1), BF16), ((4, 1, 4), F32)], ids=str
-)
+@pytest.mark.parametrize(("world", "dtype"), [((2, 2, 2), F32), ((2, 1, 1), BF16), ((4, 1, 4), F32)], ids=str)
 def test_products_of_this_machine(world: tuple[int, int, int], dtype: torch.dtype) -> None:
     """What its BLAS computes otherwise in parts is not split."""
     compare("BLAS", world, dtype)

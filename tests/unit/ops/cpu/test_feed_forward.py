@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nextn.ops.cpu.library import library
 from nextn.ops.cpu.weights import padded
+from nextn.ops.fp8_rows import rounded
 
 ROWS = (0, 1, 2, 7, 40)
 SIZES: dict[str, dict[str, Any]] = {
@@ -179,6 +180,28 @@ def test_steps_have_the_bits_of_the_whole(pool: Pool, shared_inner: int, parts: 
         alone.struct.shared_down = block.struct.shared_down
         shared = alone.run(pool, h)[0]
     assert torch.equal(block.steps(pool, h, parts, shared), block.run(pool, h)[0])
+
+
+def test_routed_experts_read_fp8_rows_and_the_shared_one_does_not(pool: Pool) -> None:
+    """Nor does the router. A bad row spoils no other."""
+    block = FeedForwardBlock(hidden=150, inner=40, experts=12, shared_inner=90, top_k=3)
+    alone = FeedForwardBlock(hidden=150, inner=0, experts=0, shared_inner=90)
+    alone.struct.shared_gate_up, alone.struct.shared_down = (
+        block.struct.shared_gate_up,
+        block.struct.shared_down,
+    )
+    h = block.rows(30)
+    shared, plain = alone.run(pool, h)[0], block.run(pool, h)[0]
+    want = block.steps(pool, h, 1, shared, read=rounded(h.bfloat16()))
+    block.struct.fp8_rows = 1
+    assert torch.equal(block.run(pool, h)[0], want)
+    assert torch.equal(block.steps(pool, h, 2, shared), want)
+    assert not torch.equal(plain, want)
+    h[7, 140] = torch.nan
+    found = block.run(pool, h)[0]
+    assert found[7].isnan().all()
+    found[7] = want[7]
+    assert torch.equal(found, want)
 
 
 def test_widths_are_padded_with_zeros(pool: Pool) -> None:

@@ -41,6 +41,7 @@ def test_every_kernel_compiles(capability, rows, tmp_path):
         "_best_token",
         "_best_tile",
         "_add_norm",
+        "_round",
         "_embed",
         "_embed_beside",
     }

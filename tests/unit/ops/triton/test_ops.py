@@ -32,7 +32,16 @@ def test_op_in_f32(check):
 # Those that round differently in few bits.
 @pytest.mark.parametrize(
     "check",
-    ["linear", "norm", "latent", "attention", "gqa_attention", "experts_with_shared", "best_of_product"],
+    [
+        "fp8_rows",
+        "linear",
+        "norm",
+        "latent",
+        "attention",
+        "gqa_attention",
+        "experts_with_shared",
+        "best_of_product",
+    ],
 )
 def test_op_in_f16(check):
     CHECKS[check](Device("cpu", torch.float16, large=False))
