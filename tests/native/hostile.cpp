@@ -731,15 +731,16 @@ int main() {
     models(7, INT8, LATENT);
     models(2, BF16, GROUPED);
     models(3, E4M3, APART);
-    on_ranks(2, BF16);
+    on_ranks(2, BF16, 0, 2);
+    on_ranks(2, E4M3, 2);
 #if !defined(__SANITIZE_THREAD__)
+    on_ranks(2, BF16);
     on_ranks(2, E4M3);
     on_ranks(2, INT4);
-#endif
     on_ranks(2, BF16, 2);
     on_ranks(2, E4M3, 1);
-    on_ranks(2, BF16, 0, 2);
     on_ranks(2, E4M3, 0, 1);
+#endif
     choices();
     std::vector<uint8_t> memory(3 << 20);
     nx_advise(memory.data(), int64_t(memory.size()));

@@ -78,10 +78,11 @@ def run(program: Path) -> subprocess.CompletedProcess[str]:
     command = [str(program)]
     if shutil.which("setarch"):  # the thread sanitizer's shadow does not fit every randomized layout
         command = ["setarch", "-R", *command]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # the first one compiles: minutes, on slow machines
 @pytest.mark.parametrize("name", SANITIZERS)
 def test_hostile_shapes(programs: dict[str, Path], name: str) -> None:
     if name not in programs:
