@@ -54,7 +54,7 @@ def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if kind == "tiny":
         if not TINY.exists():
             pytest.skip("nextn-tiny is not in the package yet")
-        return Setup(TINY, tiny_prompts(), 16, layers)
+        return Setup(TINY, tiny_prompts(), 20, layers)
     config, tensors = random_checkpoint({"num_nextn_predict_layers": layers}, 3, ARCHITECTURES[kind])
     folder = write_checkpoint(tmp_path_factory.mktemp("random"), config, tensors)
     rng = random.Random(0)
