@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from nextn.option import Options, option
 
+# In the environment, set by torchrun alone; other programs set RANK and the like too.
+TORCHRUN = "TORCHELASTIC_RUN_ID"
 MAX_RANKS = 64  # that compute a step together: each has a counter in a page (nextn.distributed.shared)
 
 
@@ -31,7 +33,7 @@ class ParallelConfig(Options):
         1,
         "parallelism",
         "ranks (processes) that compute every step together, each with a part of the weights; texts are "
-        "those of one, byte for byte",
+        "those of one, byte for byte. On GPUs each has one",
         "--tp",
         "--tensor-parallel-size",
     )

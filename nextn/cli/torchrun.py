@@ -12,15 +12,14 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from nextn.config import usable_cores
+from nextn.parallel_config import TORCHRUN
 from nextn.server_config import ServerConfig
-
-MARK = "TORCHELASTIC_RUN_ID"  # set by torchrun alone; other programs set WORLD_SIZE and RANK too
 
 
 def under_torchrun(config: ServerConfig, environment: Mapping[str, str]) -> ServerConfig:
     """The config of this process as torchrun has it; unchanged where torchrun has started one process, or
     none. Raises ValueError where the options say something else."""
-    size = int(environment.get("WORLD_SIZE", 1)) if MARK in environment else 1
+    size = int(environment.get("WORLD_SIZE", 1)) if TORCHRUN in environment else 1
     if size == 1:
         return config
     if config.nnodes > 1:
@@ -49,7 +48,7 @@ def _agreed(environment: Mapping[str, str], rank: int, timeout: float) -> str:
     store = TCPStore(
         host, int(environment["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=timeout)
     )
-    key = f"nextn/{environment[MARK]}/{environment.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    key = f"nextn/{environment[TORCHRUN]}/{environment.get('TORCHELASTIC_RESTART_COUNT', 0)}"
     if rank == 0:
         with socket.create_server((host, 0)) as free:
             store.set(key, f"{host}:{free.getsockname()[1]}")

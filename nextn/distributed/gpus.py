@@ -1,66 +1,59 @@
-"""Which GPU each rank of an engine has, and how the ranks come together. One machine."""
+"""Which GPU each rank of an engine has, and how the ranks meet, on one machine or on several."""
 
 from __future__ import annotations
 
 import os
-import socket
-import time
-from collections.abc import Callable
-from datetime import timedelta
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from ipaddress import ip_address
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from nextn.distributed.group import PeerGone
-from nextn.distributed.torch_group import TorchGroup
+from nextn.distributed.interfaces import interface_of
 
-HOST = "127.0.0.1"
-PATIENCE = 600.0  # seconds: who is gone is noticed otherwise
-LOOKS = 0.02  # seconds between two, for what the others say
-# Nobody outside of the machine has anything to say. NCCL's watchdog is not to end the process: `_gone` of
-# nextn.engine.tensor_parallel says what has happened first.
-ENVIRONMENT = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+LOOPBACK = "lo"  # the interface
+# NCCL's watchdog is not to end the process: `_gone` of nextn.engine.tensor_parallel says what has happened
+# first. torchrun sets it to 1.
+ALWAYS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 
-class Gpus(NamedTuple):
-    """port: where rank 0 waits for the others. first: rank 0's GPU; the other ranks have the next ones.
-    backend: of torch.distributed."""
+class Gpu(NamedTuple):
+    """A rank's. device: as this process counts them. kind: what its bits may depend on, for an error. uuid:
+    which of all machines' it is."""
 
-    port: int
-    first: int
-    backend: str
+    device: int
+    kind: str
+    uuid: str
 
-    def take(self, rank: int) -> None:
-        """This rank's GPU is this process's from here on."""
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        torch.cuda.set_device((self.first + rank) % torch.cuda.device_count())
+    def take(self) -> None:
+        """It is this process's from here on."""
+        torch.cuda.set_device(self.device)
 
 
-def share_gpus(ranks: int) -> tuple[Gpus, socket.socket]:
-    """From the current one on, one each where there are enough: NCCL. Else some have the same one, and arrays
-    go through the host's memory: Gloo, for NCCL refuses that. The socket listens at the port.
+def gpu_at(place: int) -> Gpu:
+    """The first rank of a machine has the current one, the next rank the next, round and round. Where torch
+    finds none, device -1, whose kind says so."""
+    try:
+        if not torch.cuda.is_available():
+            return Gpu(-1, "torch finds none", "")
+        device = (torch.cuda.current_device() + place) % torch.cuda.device_count()
+        found = torch.cuda.get_device_properties(device)
+    except RuntimeError as e:  # torch's own errors are of this kind
+        return Gpu(-1, str(e).partition("\n")[0], "")
+    kind = f"{found.name} ({found.total_memory >> 20} MiB, capability {found.major}.{found.minor})"
+    return Gpu(device, kind, str(found.uuid))
 
-    Raises ValueError for GPUs of several kinds, as kernels may round differently on them, and where another
-    engine of this process has torch.distributed's default group."""
-    if dist.is_initialized():
+
+def make_current(uuid: str) -> None:
+    """Makes it the current one. Raises ValueError where this process does not see it."""
+    found = [gpu.device for place in range(torch.cuda.device_count()) if (gpu := gpu_at(place)).uuid == uuid]
+    if not found:
         raise ValueError(
-            f"--tp-size {ranks}: this process has a group of torch.distributed already; "
-            "run the engine in a process of its own"
+            f"rank 0 is to have GPU {uuid}, which this process does not see; leave CUDA_VISIBLE_DEVICES out"
         )
-    first, count = torch.cuda.current_device(), torch.cuda.device_count()
-    own = {(first + rank) % count for rank in range(ranks)}
-    kinds = {(p.name, p.total_memory) for p in map(torch.cuda.get_device_properties, own)}
-    if len(kinds) > 1:
-        names = ", ".join(f"{name} ({size >> 20} MiB)" for name, size in sorted(kinds))
-        raise ValueError(
-            f"--tp-size {ranks}: GPUs of several kinds need not find the same text: {names}; "
-            "choose equal ones with CUDA_VISIBLE_DEVICES"
-        )
-    listener = socket.create_server((HOST, 0))
-    backend = "nccl" if first + ranks <= count else "gloo"
-    return Gpus(listener.getsockname()[1], first, backend), listener
+    torch.cuda.set_device(found[0])
 
 
 def ranks_of_a_gpu(ranks: int) -> int:
@@ -68,40 +61,66 @@ def ranks_of_a_gpu(ranks: int) -> int:
     return -(-ranks // torch.cuda.device_count())
 
 
-class BetweenGpus:
-    """A rank's way to the others. group: what fills up arrays."""
+class Agreed(NamedTuple):
+    """For all ranks alike. backend: of torch.distributed. sharing: by rank, how many have the same GPU."""
 
-    def __init__(
-        self, gpus: Gpus, rank: int, size: int, listener: socket.socket | None, check: Callable[[], None]
-    ) -> None:
-        """Takes the rank's GPU, and waits for the others to do so. listener: rank 0's. check: raises PeerGone
-        where a rank is gone; the same is raised here for what is noticed first."""
-        gpus.take(rank)
-        self._rank, self._size, self._check = rank, size, check
-        self._meetings = 0
-        file = None if listener is None else listener.detach()
-        try:
-            self._store = dist.TCPStore(  # type: ignore[attr-defined]
-                HOST, gpus.port, size, rank == 0, timedelta(seconds=PATIENCE), wait_for_workers=False,
-                master_listen_fd=file,
-            )  # fmt: skip
-        except RuntimeError as e:  # torch's own errors are of this kind
-            raise PeerGone(f"rank 0 cannot be reached: {e}") from e
-        self.all_say(0)
-        self.group = TorchGroup(rank, size, self._store, gpus.backend, PATIENCE)
+    backend: str
+    sharing: list[int]
 
-    def all_say(self, number: int) -> list[int]:
-        """What every rank calls this with, once all have. Not by a collective: nothing ends the wait in one
-        of NCCL's."""
-        self._meetings += 1
-        keys = [f"nextn/{self._meetings}/{rank}" for rank in range(self._size)]
-        try:
-            self._store.set(keys[self._rank], str(number))
-            while not self._store.check(keys):
-                self._check()
-                time.sleep(LOOKS)
-            return [int(self._store.get(key)) for key in keys]
-        except RuntimeError as e:
-            if isinstance(e, PeerGone):
-                raise
-            raise PeerGone(f"rank 0 has ended: {e}") from e
+
+def agreed(gpus: Sequence[Gpu], places: Sequence[str]) -> Agreed:
+    """gpus: by rank. places: where each is, for an error. NCCL where each rank has a GPU of its own. Else
+    arrays go through the host's memory, by Gloo: NCCL refuses two ranks on one GPU.
+
+    Raises ValueError for a rank without one, for GPUs of several kinds, as kernels may round differently on
+    them, and where another engine of this process has torch.distributed's default group."""
+    ranks = f"--tp-size {len(gpus)}"
+    if dist.is_initialized():
+        raise ValueError(
+            f"{ranks}: this process has a group of torch.distributed already; "
+            "run the engine in a process of its own"
+        )
+    kinds = defaultdict[str, dict[str, None]](dict)
+    for gpu, place in zip(gpus, places, strict=True):
+        kinds[gpu.kind][place] = None
+    said = "; ".join(f"{', '.join(where)}: {kind}" for kind, where in kinds.items())
+    if any(gpu.device < 0 for gpu in gpus):
+        raise ValueError(f"{ranks} needs a CUDA device for every rank: {said}")
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{ranks}: GPUs of several kinds need not find the same text: {said}; "
+            "choose equal ones with CUDA_VISIBLE_DEVICES"
+        )
+    count = Counter(gpu.uuid for gpu in gpus)
+    sharing = [count[gpu.uuid] for gpu in gpus]
+    return Agreed("nccl" if max(sharing) == 1 else "gloo", sharing)
+
+
+class Gpus(NamedTuple):
+    """How this rank meets the others. sharing: ranks that have its GPU. host, port: where rank 0 waits.
+    address: this rank's own in that network."""
+
+    gpu: Gpu
+    backend: str
+    sharing: int
+    host: str
+    port: int
+    address: str
+
+    def take(self) -> None:
+        """This rank's GPU is this process's from here on."""
+        os.environ.update(ALWAYS)
+        for name, interface in self.interfaces().items():
+            os.environ.setdefault(name, interface)  # the user's comes first
+        self.gpu.take()
+
+    def interfaces(self) -> dict[str, str]:
+        """Which network the libraries are to use, by the variables that say it to them.
+
+        Where rank 0 waits at a loopback address, that one: all ranks are on this machine. Else NCCL looks for
+        one itself. Gloo would take the one that the machine's own name stands for, which is often a
+        loopback."""
+        if ip_address(self.host.partition("%")[0]).is_loopback:
+            return {"NCCL_SOCKET_IFNAME": LOOPBACK, "GLOO_SOCKET_IFNAME": LOOPBACK}
+        interface = interface_of(self.address)
+        return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}

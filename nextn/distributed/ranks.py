@@ -9,15 +9,16 @@ from typing import Any
 
 from torch import Tensor
 
-from nextn.distributed.gpus import BetweenGpus, Gpus
+from nextn.distributed.between_gpus import BetweenGpus
+from nextn.distributed.gpus import Gpus
 from nextn.distributed.group import Group, PeerGone
 from nextn.ops.cpu import library as kernels
 
 
 class Ranks(ABC):
     """`nextn.distributed.shared`: all on one machine. `nextn.distributed.mesh`: on several. A `Group` for the
-    torch model on CPUs. most_rows: of a step. gpus: where the model is on some. listener: rank 0's, see
-    `share_gpus`."""
+    torch model on CPUs. most_rows: of a step. gpus: where the model is on some. listener: rank 0's, where
+    they meet."""
 
     gpus: Gpus | None = None
     listener: socket.socket | None = None

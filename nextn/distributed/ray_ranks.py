@@ -5,7 +5,8 @@ work goes over the ranks' own sockets.
     ranks.start({1: config_of_rank_1, 2: config_of_rank_2})
     ranks.close()
 
-An actor runs `join_and_run` of `nextn.engine.tensor_rank`, as a process does that nextn starts itself.
+An actor runs `join_and_run` of `nextn.engine.tensor_rank`, as a process does that nextn starts itself. On
+GPUs each rank has one: Ray shows an actor no other.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from nextn.config import EngineConfig
+from nextn.distributed.gpus import gpu_at
 from nextn.distributed.group import PeerGone
 
 log = logging.getLogger("nextn.engine")
@@ -44,10 +46,10 @@ class NextnRank:
 class RayRanks:
     """An actor for each rank but 0, in a placement group.
 
-    The group has a bundle of --threads CPUs for each rank. Rank 0 is this process, so its bundle is on this
-    node and has no actor: Ray must not give its cores to others. The strategy is PACK: all on one node if it
-    has room, else on few. STRICT_PACK would refuse the second case. SPREAD would put a network between ranks
-    that could do without.
+    The group has a bundle of --threads CPUs for each rank, and of a GPU where they are on GPUs. Rank 0 is
+    this process, so its bundle is on this node and has no actor: Ray must not give its cores and its GPU to
+    others. The strategy is PACK: all on one node if it has room, else on few. STRICT_PACK would refuse the
+    second case. SPREAD would put a network between ranks that could do without.
     """
 
     def __init__(self) -> None:
@@ -64,34 +66,51 @@ class RayRanks:
             _connect(ray)
         self.host: str = ray.util.get_node_ip_address()  # this node, as the others know it
 
-    def start(self, configs: Mapping[int, EngineConfig]) -> None:
-        """configs: of each rank but 0, with its threads. Raises ValueError where Ray has no room within
-        --dist-timeout."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
+    def start(self, configs: Mapping[int, EngineConfig], gpus: bool = False) -> str | None:
+        """configs: of each rank but 0, with its threads. gpus: one for each rank. Returns the uuid of
+        rank 0's. Raises ValueError where Ray has no room within --dist-timeout."""
         first = next(iter(configs.values()))
-        self._group = self._placed(first)
+        self._group = self._placed(first, int(gpus))
         for rank, config in configs.items():
-            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
-            options = {"num_cpus": first.threads, "max_restarts": 0, "scheduling_strategy": place}
+            options = {"num_cpus": first.threads, "max_restarts": 0, **self._on(rank, int(gpus))}
             self._actors.append(self._ray.remote(**options)(NextnRank).remote())
             self._running[rank] = self._actors[-1].run.remote(config, rank).future()
+        return self._first_gpu(first.dist_timeout) if gpus else None
 
-    def _placed(self, config: EngineConfig) -> Any:
+    def _on(self, rank: int, gpus: int) -> dict[str, Any]:
+        """Options of what runs in a rank's bundle."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
+        return {"scheduling_strategy": place, **({"num_gpus": gpus} if gpus else {})}
+
+    def _first_gpu(self, timeout: float) -> str:
+        """Which of this node's is that of rank 0's bundle: what runs there sees it alone."""
+        looks = self._ray.remote(num_cpus=0, max_retries=0, **self._on(0, 1))(_seen_gpu)
+        try:
+            found: str = self._ray.get(looks.remote(), timeout=timeout)
+        except self._ray.exceptions.RayError as e:
+            raise ValueError(f"Ray does not say which GPU it has for rank 0: {_said(e)}") from e
+        return found
+
+    def _placed(self, config: EngineConfig, gpus: int) -> Any:
+        """gpus: of each rank."""
         ray, size = self._ray, config.tp_size
+        each = {"CPU": config.threads, **({"GPU": gpus} if gpus else {})}
         here = {NODE: ray.get_runtime_context().get_node_id()}
         group = ray.util.placement_group(
-            [{"CPU": config.threads}] * size,
+            [each] * size,
             strategy="PACK",
             bundle_label_selector=[here, *[{}] * (size - 1)],
         )
         if not group.wait(config.dist_timeout):
             ray.util.remove_placement_group(group)
-            there, free = ray.cluster_resources().get("CPU", 0), ray.available_resources().get("CPU", 0)
+            there, free = ray.cluster_resources(), ray.available_resources()
+            said = (f"{free.get(kind, 0):g} of {there.get(kind, 0):g} {kind}s" for kind in each)
+            needs = f"{config.threads} CPUs{' and a GPU' * gpus}"
             raise ValueError(
                 f"Ray found no room in {config.dist_timeout:g} s (--dist-timeout) for {size} ranks of "
-                f"{config.threads} CPUs each (--tp-size, --threads), one of them on this node: {free:g} of "
-                f"{there:g} CPUs are free"
+                f"{needs} each (--tp-size, --threads), one of them on this node: {', '.join(said)} are free"
             )
         nodes = ray.util.placement_group_table(group)["bundles_to_node_id"]
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
@@ -107,8 +126,7 @@ class RayRanks:
         for rank, running in self._running.items():
             if running.done():
                 error = running.exception()
-                cause = getattr(error, "cause", None) or error
-                said = " ".join(str(cause).split())[:SHOWN] if cause else f"exit code {running.result()}"
+                said = _said(error) if error else f"exit code {running.result()}"
                 raise PeerGone(f"rank {rank} has ended while others were waited for: {said}")
 
     def close(self) -> None:
@@ -121,6 +139,17 @@ class RayRanks:
             self._ray.util.remove_placement_group(self._group)
         if self._ours:
             self._ray.shutdown()
+
+
+def _said(error: BaseException) -> str:
+    return " ".join(str(getattr(error, "cause", None) or error).split())[:SHOWN]
+
+
+def _seen_gpu() -> str:
+    found = gpu_at(0)
+    if not found.uuid:
+        raise ValueError(found.kind)
+    return found.uuid
 
 
 def _imported() -> Any:

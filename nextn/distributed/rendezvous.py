@@ -5,9 +5,11 @@ connection for work, one for signs of life, one for the outputs of products. Whe
 each where the others listen, and every two of them connect.
 
 Before that it compares what has to be the same everywhere (`facts`), so that ranks with another model or
-other options are refused with the reason. What starts the ranks of another machine has a connection too
-(`attend`): its end says that rank 0 has ended, to who then has to end even a rank that hangs. The first
-messages are JSON with a length before it.
+other options are refused with the reason. What each rank may have of its own (`offer`) is shown to rank 0
+once all have come, which tells all what follows from it (`agree`).
+
+What starts the ranks of another machine has a connection too (`attend`): its end says that rank 0 has ended,
+to who then has to end even a rank that hangs. The first messages are JSON with a length before it.
 """
 
 from __future__ import annotations
@@ -35,10 +37,15 @@ MOST = 1 << 20  # bytes of a message
 
 Facts = Mapping[str, str]
 Name = Callable[[int], str]  # of a rank
+Agree = Callable[[Mapping[int, Any]], Any]  # of the offers of all ranks but 0
 
 
 def _rank(rank: int) -> str:
     return f"rank {rank}"
+
+
+def _nothing(offers: Mapping[int, Any]) -> None:
+    pass
 
 
 class Refused(RuntimeError):
@@ -48,12 +55,14 @@ class Refused(RuntimeError):
 @dataclass
 class Met:
     """A rank's connections. work: rank 0's to each other rank, and theirs to rank 0. signs: the same. data:
-    to every other rank, by rank; None for itself. nodes: rank 0's to what starts the ranks elsewhere."""
+    to every other rank, by rank; None for itself. nodes: rank 0's to what starts the ranks elsewhere. agreed:
+    the same on all ranks, plain data."""
 
     work: dict[int, Connection]
     signs: dict[int, socket.socket]
     data: list[socket.socket | None]
     nodes: list[socket.socket]
+    agreed: Any = None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -91,10 +100,11 @@ class Host:
         found: tuple[str, int] = self._listener.getsockname()[:2]
         return found
 
-    def meet(self, timeout: float, check: Callable[[], None] = lambda: None) -> Met:
-        """Waits for all ranks. check: called every second; what it raises ends the wait.
+    def meet(self, timeout: float, check: Callable[[], None] = lambda: None, agree: Agree = _nothing) -> Met:
+        """Waits for all ranks. check: called every second; what it raises ends the wait. agree: makes plain
+        data of what the ranks offer; the others are told what it raises.
 
-        Raises ValueError for a rank that differs, TimeoutError that names who is missing.
+        Raises ValueError for a rank that differs, TimeoutError that names who is missing, what `agree` does.
         """
         until = time.monotonic() + timeout
         tell = time.monotonic() + TELL_EVERY / 5
@@ -114,7 +124,7 @@ class Host:
                     tell = now + TELL_EVERY
                 with contextlib.suppress(TimeoutError):
                     self._take(*self._listener.accept())
-            return self._met()
+            return self._met(agree({rank: hello["offer"] for rank, (_, hello) in self._ranks.items()}))
         except BaseException as e:
             self._tell_all({"error": str(e) or type(e).__name__})
             self.close()
@@ -155,7 +165,7 @@ class Host:
                 raise ValueError("its first message is none of ours")
             if kind == "work":
                 hello["port"], hello["host"] = int(hello["port"]), str(hello["host"])
-                hello["name"] = str(hello["name"])
+                hello["name"], hello["offer"] = str(hello["name"]), hello.get("offer")
         except (OSError, ValueError, KeyError, TypeError) as e:
             log.warning("%s connected and is no rank of nextn: %s", _shown(address), e or type(e).__name__)
             end.close()
@@ -187,12 +197,12 @@ class Host:
             return f"{name} is here already: two nodes have the same --node-rank"
         return ""
 
-    def _met(self) -> Met:
+    def _met(self, agreed: Any) -> Met:
         peers = {rank: (hello["host"], hello["port"]) for rank, (_, hello) in self._ranks.items()}
-        self._tell_all({"peers": peers})
+        self._tell_all({"peers": peers, "agreed": agreed})
         self._listener.close()
         nodes = [_plain(end) for end in self._nodes.values() if end is not None]
-        met = Met({}, {}, [None] * self._size, nodes)
+        met = Met({}, {}, [None] * self._size, nodes, agreed)
         self._nodes = {}
         for rank, (word, _) in self._ranks.items():
             come = {kind: _plain(end) for kind, end in self._come.pop(word).items()}
@@ -210,10 +220,16 @@ class Host:
 
 
 def join(
-    address: tuple[str, int], rank: int, size: int, facts: Facts, timeout: float, name: Name = _rank
+    address: tuple[str, int],
+    rank: int,
+    size: int,
+    facts: Facts,
+    timeout: float,
+    name: Name = _rank,
+    offer: Any = None,
 ) -> Met:
-    """The part of every rank but 0. Raises Refused, TimeoutError where rank 0 is not to be found, OSError
-    where it ends meanwhile."""
+    """The part of every rank but 0. offer: plain data, for rank 0's `agree`. Raises Refused, TimeoutError
+    where rank 0 is not to be found, OSError where it ends meanwhile."""
     work = _find(address, name(rank), timeout)
     opened = [work]
 
@@ -228,7 +244,7 @@ def join(
             signs, first = (connected(address, {"kind": kind, "word": word}) for kind in KINDS[1:])
             # At last, for a rank that is refused is told so, and nobody listens any more.
             hello = {"kind": "work", "word": word, "rank": rank, "name": name(rank)}
-            hello |= {"facts": dict(facts), "host": host}
+            hello |= {"facts": dict(facts), "host": host, "offer": offer}
             _send(work, {**hello, "port": listener.getsockname()[1]})
             work.settimeout(timeout + HELLO_SECONDS)
             answer = _receive(work)
@@ -248,7 +264,7 @@ def join(
         for end in opened:
             end.close()
         raise
-    return Met({0: Connection(work.detach())}, {0: signs}, data, [])
+    return Met({0: Connection(work.detach())}, {0: signs}, data, [], answer["agreed"])
 
 
 def attend(address: tuple[str, int], node: int, timeout: float, check: Callable[[], None]) -> socket.socket:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import fields
+from importlib import metadata
 from pathlib import Path
 
 import torch
 
 import nextn
 from nextn.config import EngineConfig, model_folder
+from nextn.engine.device import device_type
 from nextn.families.files import weight_files
 from nextn.models.fake import parse_acceptance
 from nextn.ops.cpu.library import NoLibrary, choose_level
@@ -31,10 +33,11 @@ def facts(config: EngineConfig) -> dict[str, str]:
         if field.name not in OWN:
             found["--" + field.name.replace("_", "-")] = str(getattr(config, field.name))
     found["--tp-size"] = str(config.world_size)
-    try:
-        found["the kernels' level (--cpu-isa)"] = choose_level(config.cpu_isa)[0]
-    except NoLibrary:
-        found["the kernels' level (--cpu-isa)"] = "none"
+    found["--device"] = device = device_type(config.device)
+    if device == "cpu":
+        found["the kernels' level (--cpu-isa)"] = _level(config.cpu_isa)
+    else:
+        found["triton's version"] = _version("triton")
     if parse_acceptance(config.model_path) is None:
         found["the model (its files' sizes, headers and samples)"] = digest(model_folder(config.model_path))
     if config.drafter_path is not None:
@@ -44,6 +47,20 @@ def facts(config: EngineConfig) -> dict[str, str]:
     if config.speculative_token_map is not None:
         found["the token map"] = digest(Path(config.speculative_token_map))
     return found
+
+
+def _level(isa: str) -> str:
+    try:
+        return choose_level(isa)[0]
+    except NoLibrary:
+        return "none"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 def _whole(file: Path) -> str:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
+from typing import Any
 
 from nextn.config import EngineConfig, usable_cores
-from nextn.distributed.gpus import Gpus, share_gpus
+from nextn.distributed import rendezvous
+from nextn.distributed.gpus import Gpus, make_current
 from nextn.distributed.group import PeerGone
 from nextn.distributed.memory import Memory
 from nextn.distributed.mesh import MeshRanks
@@ -26,10 +28,11 @@ from nextn.distributed.rendezvous import Host, Met
 from nextn.distributed.shared import SharedRanks
 from nextn.distributed.wire import Ended, cut, send_last
 from nextn.draft import MAX_DRAFTS, draft_window
-from nextn.engine.device import engine_device
 from nextn.engine.facts import facts
+from nextn.engine.gpu_ranks import agree, gpus_met, offer, own_gpu, share_gpus
 from nextn.engine.seat import Seat
 
+RANK = "nextn.engine.tensor_rank"  # the module that a rank's process runs
 HEARD_SECONDS = 1.0  # that ranks have to hear that the engine has ended
 
 
@@ -58,11 +61,12 @@ class Gang:
             raise
 
     def _sharing(self, config: EngineConfig, memory: Memory, seat: Seat | None) -> Ranks:
-        gpus, listener = gpus_of(config)
+        gpus, self._listener = share_gpus(config)
         start(config, memory, self.processes, seat, gpus)
         self.links += [process.link for process in self.processes.values()]
-        ranks = shared_ranks(config, 0, memory, 0 if seat is None else seat.group, gpus)
-        ranks.listener = self._listener = listener
+        group, first = 0 if seat is None else seat.group, None if gpus is None else gpus[0]
+        ranks = shared_ranks(config, 0, memory, group, first)
+        ranks.listener = self._listener
         return ranks
 
     def _joined(self, config: EngineConfig) -> Ranks:
@@ -70,8 +74,7 @@ class Gang:
             Host(config.rank_0, config.tp_size, facts(config), config.nnodes - 1)
         ) as host:
             start(config, None, self.processes)
-            met = host.meet(config.dist_timeout, partial(check_processes, self.processes))
-        return self._meshed(config, met)
+            return self._meshed(config, host, partial(check_processes, self.processes))
 
     def _placed(self, ray: RayRanks) -> Ranks:
         """Each rank counts as a node of its own: which of them share one, Ray decides. They get an engine's
@@ -82,13 +85,26 @@ class Gang:
         with contextlib.closing(Host((ray.host, 0), config.tp_size, facts(config))) as host:
             at = "[{}]:{}".format(*host.address)
             others = range(1, config.tp_size)
-            ray.start({r: dataclasses.replace(config, node_rank=r, dist_init_addr=at) for r in others})
-            met = host.meet(config.dist_timeout, ray.check)
-        return self._meshed(config, met)
+            configs = {r: dataclasses.replace(config, node_rank=r, dist_init_addr=at) for r in others}
+            uuid = ray.start(configs, gpus=own_gpu(config, 0) is not None)
+            if uuid is not None:
+                make_current(uuid)
+            return self._meshed(config, host, ray.check)
 
-    def _meshed(self, config: EngineConfig, met: Met) -> Ranks:
+    def _meshed(self, config: EngineConfig, host: Host, check: Callable[[], None]) -> Ranks:
+        gpu = own_gpu(config, 0)
+
+        def agreed(offers: Mapping[int, Any]) -> Mapping[str, Any] | None:
+            if gpu is None:
+                return None
+            self._listener = rendezvous.listen(host.address[0], 0)
+            return agree({0: offer(config, gpu), **offers}, self._listener.getsockname()[1])
+
+        met = host.meet(config.dist_timeout, check, agreed)
         self.links += [met.work[rank] for rank in range(1, config.tp_size)]
         self._mesh, self._nodes = mesh_ranks(config, 0, met), met.nodes
+        if gpu is not None:
+            self._mesh.gpus, self._mesh.listener = gpus_met(gpu, 0, met, self._listener), self._listener
         return self._mesh
 
     def kill(self) -> None:
@@ -133,10 +149,11 @@ def start(
     memory: Memory | None,
     into: dict[int, RankProcess],
     seat: Seat | None = None,
-    gpus: Gpus | None = None,
+    gpus: Sequence[Gpus] | None = None,
 ) -> None:
     """This machine's ranks, but those that an engine is itself: rank 0, or none where groups are on several
-    machines (there ranks are of all groups). memory: None where they find each other over the network."""
+    machines (there ranks are of all groups). memory: None where they find each other over the network.
+    gpus: of each rank, where all are here."""
     memories = [] if memory is None else [memory]
     if seat is not None:
         assert seat.memory is not None
@@ -144,13 +161,8 @@ def start(
     apart = memory is None and config.groups > 1
     for rank in config.own_ranks if memory is None else range(config.tp_size):
         if rank or apart:
-            into[rank] = RankProcess("nextn.engine.tensor_rank", memories)
-            into[rank].link.send((config, rank, seat and seat.group, gpus))
-
-
-def gpus_of(config: EngineConfig) -> tuple[Gpus, socket.socket] | tuple[None, None]:
-    """What `share_gpus` returns; nothing on CPUs. Raises ValueError."""
-    return share_gpus(config.tp_size) if engine_device(config.device).type == "cuda" else (None, None)
+            into[rank] = RankProcess(RANK, memories)
+            into[rank].link.send((config, rank, seat and seat.group, None if gpus is None else gpus[rank]))
 
 
 # This process is that rank from here on; config has the threads of each.

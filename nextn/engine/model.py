@@ -117,15 +117,12 @@ def make_model(
     if fp8_rows and not cfg.n_routed_experts:
         raise ValueError(f"{DISPATCH_OPTION}: {cfg.architecture} here has no routed experts; leave it out")
     kernels = choose_kernels(config, device, cfg.architecture)
-    if ranks is not None and device.type != "cpu" and ranks.gpus is None:
-        raise ValueError(
-            f"--tp-size {ranks.size} needs --device cpu: ranks on GPUs share one machine so far, without Ray"
-        )
     if shares_experts(config) and kernels != "cpu":
         raise ValueError(
             f"{sharing_option(config)}: only the native kernels share experts out so far, and --device "
             f"{device.type} with --kernel-backend {config.kernel_backend} runs without them"
         )
+    assert ranks is None or device.type == "cpu" or ranks.gpus is not None
     stored = {} if dummy else stored_formats(folder, target.quantization)
     check_memory(config, cfg, nextn, _value_bytes(config, stored, kernels, device), device)
     if not dummy:

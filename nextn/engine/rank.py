@@ -9,7 +9,6 @@ from functools import partial
 import torch
 
 from nextn.config import EngineConfig, usable_cores
-from nextn.distributed.gpus import ranks_of_a_gpu
 from nextn.distributed.ranks import Ranks
 from nextn.engine.balance import Balancer
 from nextn.engine.device import engine_device
@@ -179,8 +178,9 @@ def _free(device: torch.device, ranks: Ranks | None) -> int:
     """Bytes of the GPU, once every rank has loaded: the least that any of them has, for all have one pool."""
     if ranks is None:
         return int(torch.cuda.mem_get_info(device)[0])
+    assert ranks.gpus is not None
     ranks.least(0)
-    return ranks.least(int(torch.cuda.mem_get_info(device)[0])) // ranks_of_a_gpu(ranks.size)
+    return ranks.least(int(torch.cuda.mem_get_info(device)[0]) // ranks.gpus.sharing)
 
 
 def _drafter(speculation: Speculation, model: Model, pool: KVPool, choose: Draw) -> Drafter:

@@ -40,7 +40,7 @@ from nextn.speculative.state import RequestState
 
 log = logging.getLogger("nextn.engine")
 
-STUCK_SECONDS = 2.0  # for a step to end once a rank is gone
+STUCK_SECONDS = 4.0  # for a step to end once a rank is gone; its machine kills one that is stopped after 2
 
 
 class TensorParallelExecutor:
@@ -75,6 +75,8 @@ class TensorParallelExecutor:
                 made = self._receive(rank)
                 if isinstance(made, Exception):
                     raise made
+                assert isinstance(made, ExecutorInfo)
+                assert made.pages == self._runner.info.pages, f"rank {rank} has another KV pool than rank 0"
         except BaseException as e:
             refusal = self._refusal() if isinstance(e, PeerGone) else None
             self._last[0] = _refused(refusal or e)
@@ -181,17 +183,17 @@ class TensorParallelExecutor:
                 if self.world is not None:
                     self.world.give_up(reason)
         self._gang.kill()
-        if self._ranks.by_nccl:
+        if self._ranks.gpus is not None:
             self._end_if_stuck()
         return self._ranks.gone()
 
     def _end_if_stuck(self) -> None:
-        """Nothing ends the wait for NCCL's kernels. Where a thread is in one, the process ends, which torch's
-        watchdog would do later."""
+        """Nothing ends the wait for NCCL's kernels, nor Gloo's for a machine that is silent. Where a thread
+        is in one, the process ends, which torch would do later."""
         until = time.monotonic() + STUCK_SECONDS
         while self._busy not in (None, threading.get_ident()):
             if time.monotonic() > until:
-                log.critical("rank 0's GPU waits for it without end: this process ends")
+                log.critical("rank 0 waits for it without end: this process ends")
                 os._exit(1)
             time.sleep(0.05)
 

@@ -24,6 +24,7 @@ from nextn.engine import group_rank
 from nextn.engine.exit_codes import FAILED, LET_GO, LOST, REFUSED, load_error, not_met, says_why
 from nextn.engine.facts import facts
 from nextn.engine.gang import mesh_ranks, shared_ranks, threads_of
+from nextn.engine.gpu_ranks import gpus_met, offer, own_gpu
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
 from nextn.engine.seat import Seat
@@ -56,14 +57,18 @@ def main(arguments: list[str]) -> int:
 def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> int:
     """Finds rank 0 over the network, and runs until it ends. Returns the exit code. parent: see `run`."""
     config = dataclasses.replace(config, threads=threads_of(config))
+    gpu = own_gpu(config, rank)
     try:
-        met = rendezvous.join(config.rank_0, rank, config.tp_size, facts(config), config.dist_timeout)
+        met = rendezvous.join(
+            config.rank_0, rank, config.tp_size, facts(config), config.dist_timeout, offer=offer(config, gpu)
+        )
     except (rendezvous.Refused, TimeoutError, ValueError) as e:
         return not_met(config, e)
     except OSError as e:
         log.warning("rank 0 has ended while others were waited for (%s)", e)
         return LOST
     ranks = mesh_ranks(config, rank, met)
+    ranks.gpus = None if gpu is None else gpus_met(gpu, rank, met)
     return run(config, met.work[0], ranks, parent if config.node_rank == 0 else None)
 
 

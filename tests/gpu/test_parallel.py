@@ -1,13 +1,16 @@
-"""Ranks on CUDA devices: NCCL, alone, in a graph and between GPUs; two ranks on one GPU by Gloo.
-Skipped where there is no device."""
+"""Ranks on CUDA devices: NCCL, alone, in a graph and between GPUs; two ranks on one GPU by Gloo; the same as
+ranks of two machines. Skipped where there is no device."""
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
 from support.engine_runs import executor_of, go_on, request, run, runner_of
 from support.exchanges import check_exchanges
+from support.nodes import free_address as address_of
+from support.nodes import ranks_of_other_nodes
 from support.sharing import CONFIG, all_steps, same, shared_model
 from support.torch_ranks import check_gathers, finish, free_address, start_rank
 
@@ -114,42 +117,64 @@ def test_two_gpus_have_the_bits_of_one(ops, dtype):
     assert hashes(2, ops, dtype, "nccl") == [want, want]
 
 
-def engine_of(tp_size):
-    return Engine(
-        EngineConfig(
-            device="cuda", tp_size=tp_size, kv_cache_tokens=4096, speculative_num_steps=2,
-            check_integrity=True, step_cost_cache="off",
-        )
-    )  # fmt: skip
+ONE = EngineConfig(
+    device="cuda", kv_cache_tokens=4096, speculative_num_steps=2, check_integrity=True, step_cost_cache="off"
+)
+TWO = replace(ONE, tp_size=2)
 
 
-def text(tp_size):
-    engine = engine_of(tp_size)
-    for name in "abc":
-        engine.add(request(name, tokens=40))
-    found = run(engine)
-    close(engine, tp_size)
+def found_by(config):
+    """The tokens of three requests as they come: how many in a step tells how many drafts were accepted."""
+    with ranks_of_other_nodes(config):
+        engine = Engine(config)
+        for name in "abc":
+            engine.add(request(name, tokens=40))
+        found = []
+        while engine.has_work():
+            found += [(out.rid, tuple(out.tokens)) for out in engine.step()]
+        close(engine)
     return found
 
 
-def close(engine, tp_size):
+def close(engine):
     executor_of(engine).close()  # the thread that runs steps ahead
-    if tp_size > 1:
+    if engine.config.tp_size > 1:
         runner_of(engine).close()
 
 
-def test_engines_of_one_and_two_ranks_find_the_same_text():
-    """By NCCL where there are two GPUs, else by Gloo."""
-    assert text(2) == text(1)
+def on_two_nodes(config, monkeypatch):
+    """Node 1 sees the second GPU alone, if there are two; this process goes on to see all."""
+    torch.cuda.init()
+    if (count := torch.cuda.device_count()) > 1:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen.split(",")[1])
+    return replace(config, nnodes=2, dist_init_addr=address_of("127.0.0.2"), dist_timeout=120.0)
+
+
+def test_engines_of_one_and_two_ranks_find_the_same_text(monkeypatch):
+    """By NCCL where there are two GPUs, else by Gloo; the second rank is on this machine, or on another."""
+    want = found_by(ONE)
+    assert found_by(TWO) == want
+    assert found_by(on_two_nodes(TWO, monkeypatch)) == want
+
+
+def test_two_machines_agree_on_the_size_of_the_kv_pool(monkeypatch):
+    """An engine checks that it is the same on all ranks."""
+    config = on_two_nodes(replace(TWO, kv_cache_tokens=None, mem_fraction_static=0.3), monkeypatch)
+    with ranks_of_other_nodes(config):
+        engine = Engine(config)
+        engine.add(request("a", tokens=8))
+        assert len(run(engine)) == 8
+        close(engine)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="with NCCL this process ends, too")
 def test_a_rank_on_a_gpu_that_is_gone_ends_all():
-    engine = engine_of(2)
+    engine = Engine(TWO)
     [process] = runner_of(engine).processes.values()
     engine.add(request("a", tokens=900))
     engine.step()
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(PeerGone):
         go_on(engine)
-    close(engine, 2)
+    close(engine)

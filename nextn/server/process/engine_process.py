@@ -89,7 +89,7 @@ def agent_of(engine: Engine, config: ServerConfig, rank: int) -> Agent | None:
 
 def take_gpu(config: ServerConfig, rank: int) -> None:
     """Each replica has GPUs of its own, as many as ranks. Raises ValueError if there are too few."""
-    if config.device == "cpu":
+    if config.device == "cpu" or config.distributed_executor_backend == "ray":  # which chooses itself
         return
     import torch
 

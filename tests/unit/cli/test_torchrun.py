@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from nextn.cli.torchrun import MARK, under_torchrun
+from nextn.cli.torchrun import under_torchrun
+from nextn.parallel_config import TORCHRUN
 from nextn.server_config import ServerConfig
 
-TWO = {MARK: "none", "WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
+TWO = {TORCHRUN: "none", "WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
 
 
 def test_who_is_not_started_by_it_is_left_alone() -> None:
     config = ServerConfig()
-    for environment in ({}, {"WORLD_SIZE": "2", "RANK": "1"}, {MARK: "none", "WORLD_SIZE": "1"}):
+    for environment in ({}, {"WORLD_SIZE": "2", "RANK": "1"}, {TORCHRUN: "none", "WORLD_SIZE": "1"}):
         assert under_torchrun(config, environment) is config
 
 

@@ -27,12 +27,14 @@ def close(*met: Met) -> None:
                 end.close()
 
 
-def come(host: Host, rank: int, size: int, facts: Any = FACTS, timeout: float = 30) -> Future[Met]:
+def come(
+    host: Host, rank: int, size: int, facts: Any = FACTS, timeout: float = 30, offer: Any = None
+) -> Future[Met]:
     found: Future[Met] = Future()
 
     def run() -> None:
         try:
-            found.set_result(join(host.address, rank, size, facts, timeout))
+            found.set_result(join(host.address, rank, size, facts, timeout, offer=offer))
         except BaseException as e:
             found.set_exception(e)
 
@@ -55,6 +57,28 @@ def test_all_find_all(size: int) -> None:
             if a != b:
                 met[a].data[b].send(bytes([a]))  # type: ignore[union-attr]
                 assert met[b].data[a].recv(1) == bytes([a])  # type: ignore[union-attr]
+    close(*met)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_ranks_have_of_their_own(size: int) -> None:
+    """All know what rank 0 makes of it; or why it cannot be."""
+
+    def agree(offers: Any) -> str:
+        if size == 2:
+            raise ValueError("rank 1 has too little")
+        return " ".join(f"{rank}: {offers[rank]}" for rank in sorted(offers))
+
+    host = Host(ANY, size, FACTS)
+    coming = [come(host, rank, size, offer=[rank]) for rank in range(1, size)]
+    if size == 2:
+        with pytest.raises(ValueError, match="too little"):
+            host.meet(30, agree=agree)
+        with pytest.raises(Refused, match="too little"):
+            coming[0].result(30)
+        return
+    met = [host.meet(30, agree=agree), *(each.result(30) for each in coming)]
+    assert [each.agreed for each in met] == ["1: [1] 2: [2]"] * size
     close(*met)
 
 

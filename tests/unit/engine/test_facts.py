@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from support.native_kernels import built_levels
 
 from nextn.config import EngineConfig, model_folder
@@ -40,6 +41,15 @@ def test_the_level_of_the_kernels_is_what_counts() -> None:
     assert facts(replace(CONFIG, cpu_isa=built[-1])) == facts(CONFIG)
     differing = facts(replace(CONFIG, cpu_isa=built[0])).items() - facts(CONFIG).items()
     assert differing == {("the kernels' level (--cpu-isa)", built[0])}
+
+
+def test_on_gpus_other_versions_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And --device is what it comes to."""
+    on_cpus = facts(replace(CONFIG, device="cpu"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    on_gpus = facts(CONFIG)
+    assert (on_cpus["--device"], on_gpus["--device"]) == ("cpu", "cuda")
+    assert on_gpus.keys() ^ on_cpus.keys() == {"triton's version", "the kernels' level (--cpu-isa)"}
 
 
 def test_a_model_that_is_not_there() -> None:

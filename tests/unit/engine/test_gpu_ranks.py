@@ -1,27 +1,34 @@
-"""An engine whose ranks meet as on GPUs, by torch.distributed, with their arrays in the host's memory."""
+"""An engine whose ranks meet as on GPUs, by torch.distributed, with their arrays in the host's memory: on one
+machine, and on two."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from support.engine_runs import executor_of, go_on, request
-from support.host_gpus import HostGpus
-from support.processes import runs
+from support.host_gpus import KIND, HostGpu, play
+from support.nodes import free_address, ranks_of_other_nodes
+from support.processes import children, runs
 
 from nextn.config import EngineConfig
-from nextn.distributed.gpus import HOST
 from nextn.distributed.group import PeerGone
 from nextn.distributed.torch_group import TorchGroup
-from nextn.engine import gang, tensor_parallel
+from nextn.engine import gpu_ranks, tensor_parallel
 from nextn.engine.engine import Engine
+from nextn.engine.model import make_model
+from nextn.engine.node import run_node
 from nextn.engine.tensor_parallel import TensorParallelExecutor
 from nextn.request import Request, SamplingParams
+from nextn.server_config import ServerConfig
 
 CHOICES = [
     SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True),
@@ -29,63 +36,127 @@ CHOICES = [
 ]
 
 
-def share(monkeypatch: pytest.MonkeyPatch, kind: type[HostGpus]) -> None:
-    def shared(config: EngineConfig) -> tuple[HostGpus, socket.socket]:
-        listener = socket.create_server((HOST, 0))
-        return kind(listener.getsockname()[1], 0, "gloo"), listener
-
-    monkeypatch.setattr(gang, "gpus_of", shared)
+ONE = EngineConfig(
+    threads=1, kernel_backend="reference", kv_cache_tokens=1024, speculative_num_steps=2,
+    check_integrity=True, step_cost_cache="off",
+)  # fmt: skip
+TWO = replace(ONE, tp_size=2)
 
 
 @pytest.fixture
 def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    share(monkeypatch, HostGpus)
+    play(monkeypatch.setattr)
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
+        monkeypatch.setenv(name, "lo")  # so that what is set is gone afterwards
+        monkeypatch.delenv(name)
 
 
-def made(tp_size: int) -> Engine:
-    return Engine(
-        EngineConfig(
-            tp_size=tp_size, threads=1, kernel_backend="reference", kv_cache_tokens=1024,
-            speculative_num_steps=2, check_integrity=True, step_cost_cache="off",
-        )
-    )  # fmt: skip
+@contextlib.contextmanager
+def made(config: EngineConfig) -> Iterator[Engine]:
+    engine = Engine(config)
+    try:
+        yield engine
+    finally:
+        if config.tp_size > 1:
+            executor_of(engine).close()
 
 
-def tokens(engine: Engine) -> list[list[int]]:
-    found: dict[str, list[int]] = {}
+def tokens(engine: Engine) -> list[tuple[str, tuple[int, ...]]]:
+    """As they come: how many in a step tells how many drafts were accepted."""
     for number, params in enumerate(CHOICES):
         engine.add(Request(str(number), [5, 6, 7], params))
+    found = []
     while engine.has_work():
-        for out in engine.step():
-            found.setdefault(out.rid, []).extend(out.tokens)
-    return [found[str(number)] for number in range(len(CHOICES))]
+        found += [(out.rid, tuple(out.tokens)) for out in engine.step()]
+    return found
+
+
+def kill(engine: Engine, pid: int) -> None:
+    engine.add(request("a", tokens=900))
+    engine.step()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(PeerGone, match="rank"):
+        go_on(engine)
+
+
+@pytest.fixture(scope="module")
+def want() -> list[tuple[str, tuple[int, ...]]]:
+    with made(ONE) as engine:
+        found = tokens(engine)
+    assert max(len(each) for _, each in found) > 1, "no draft was accepted"
+    return found
+
+
+def on_two_nodes() -> EngineConfig:
+    return replace(TWO, nnodes=2, dist_init_addr=free_address("127.0.0.2"), dist_timeout=60.0)
 
 
 @pytest.mark.usefixtures("by_torch")
-def test_texts_are_those_of_one_rank() -> None:
-    """Again in the same process, too: a group that was left can be joined anew."""
-    want = tokens(made(1))
-    for _ in range(2):
-        engine = made(2)
-        executor = executor_of(engine)
-        assert isinstance(executor._runner.model.group, TorchGroup)
+def test_two_ranks_find_the_text_of_one(want: list[tuple[str, tuple[int, ...]]]) -> None:
+    """And if one is gone, all end."""
+    with made(TWO) as engine:
+        assert isinstance(executor_of(engine)._runner.model.group, TorchGroup)
         assert tokens(engine) == want
-        [process] = executor.processes.values()
-        executor.close()
-        assert not runs(process.pid)
+        [process] = executor_of(engine).processes.values()
+        kill(engine, process.pid)
+    assert not runs(process.pid)
 
 
-class BrokenGpus(HostGpus):
-    def take(self, rank: int) -> None:
-        if rank == 1:
+@pytest.mark.usefixtures("by_torch")
+def test_so_do_ranks_of_two_machines(want: list[tuple[str, tuple[int, ...]]]) -> None:
+    """Even when one was gone, and all have begun again: a group that was left can be joined anew."""
+    before, config = children(os.getpid()), on_two_nodes()
+    with ranks_of_other_nodes(config):
+        with made(config) as engine:
+            [pid] = children(os.getpid()) - before
+            kill(engine, pid)
+        with made(config) as engine:
+            assert isinstance(executor_of(engine)._runner.model.group, TorchGroup)
+            assert tokens(engine) == want
+    assert children(os.getpid()) <= before
+
+
+@pytest.mark.usefixtures("by_torch")
+def test_machines_with_other_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each says it, and none waits for the others."""
+    monkeypatch.setenv(KIND, "A100")
+    monkeypatch.setattr(gpu_ranks, "gpu_at", lambda place: HostGpu(place, "H100", "the host"))
+    config, codes = on_two_nodes(), list[int]()
+    other = threading.Thread(target=lambda: codes.append(run_node(replace(config, node_rank=1))))
+    other.start()
+    with pytest.raises(ValueError, match=r"node 0 \(.*\): H100; node 1 \(.*\): A100; choose equal ones"):
+        Engine(config)
+    other.join(60)
+    assert codes == [1]
+
+
+class BrokenGpu(HostGpu):
+    def take(self) -> None:
+        if self.device == 1:
             raise ValueError("GPU 1 has no memory left")
 
 
+@pytest.mark.usefixtures("by_torch")
 def test_what_a_rank_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """And rank 0 does not wait for it."""
-    share(monkeypatch, BrokenGpus)
+    monkeypatch.setattr(gpu_ranks, "gpu_at", lambda place: BrokenGpu(place, "H100", "the host"))
     with pytest.raises(ValueError, match="GPU 1 has no memory left"):
-        made(2)
+        Engine(TWO)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ep_size": 2}, "--ep-size 2: only the native kernels share experts out so far, and --device cuda"),
+        ({"dp_size": 2, "enable_dp_attention": True}, "--enable-dp-attention: only the native kernels share"),
+    ],
+)
+def test_shared_experts_are_refused_on_gpus(options: dict[str, Any], said: str) -> None:
+    """Where groups are on several machines, their ranks have not met as on GPUs."""
+    config: Any = ServerConfig(**{**asdict(TWO), **options})
+    ranks: Any = SimpleNamespace(gpus=None)
+    with pytest.raises(ValueError, match=said):
+        make_model(config.of_replica(), torch.device("cuda"), 1, ranks)
 
 
 @pytest.mark.parametrize("busy", [True, False])
@@ -102,19 +173,3 @@ def test_a_process_that_waits_for_nccl_ends(busy: bool, monkeypatch: pytest.Monk
     stuck = SimpleNamespace(_busy=another if busy else threading.get_ident())
     TensorParallelExecutor._end_if_stuck(stuck)  # type: ignore[arg-type]
     assert codes == [1] * busy
-
-
-@pytest.fixture
-def engine(by_torch: None) -> Iterator[Engine]:
-    engine = made(2)
-    yield engine
-    executor_of(engine).close()
-
-
-def test_a_rank_that_is_gone_ends_all(engine: Engine) -> None:
-    [process] = executor_of(engine).processes.values()
-    engine.add(request("a", tokens=900))
-    engine.step()
-    os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(PeerGone, match="rank"):
-        go_on(engine)

@@ -17,6 +17,7 @@ def test_each_replica_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     take_gpu(ServerConfig(dp_size=2), 1)
     take_gpu(ServerConfig(dp_size=3, device="cpu"), 2)
     take_gpu(ServerConfig(tp_size=2), 0)
+    take_gpu(ServerConfig(dp_size=3, tp_size=2, distributed_executor_backend="ray"), 2)  # Ray chooses
     assert taken == [1, 0]
     with pytest.raises(ValueError, match="--dp-size 2: each replica needs 2 GPUs, and there are 2"):
         take_gpu(ServerConfig(dp_size=2, tp_size=2), 1)

@@ -1,0 +1,84 @@
+"""Which GPU a rank has, from its options, and what ranks of several machines tell each other of theirs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from nextn.config import EngineConfig
+from nextn.distributed.gpus import Agreed, Gpu, Gpus, agreed, gpu_at
+from nextn.distributed.rendezvous import Met
+from nextn.engine.device import device_type
+from nextn.parallel_config import TORCHRUN
+
+log = logging.getLogger("nextn.engine")
+
+HOST = "127.0.0.1"  # where ranks of one machine meet
+
+
+def own_gpu(config: EngineConfig, rank: int) -> Gpu | None:
+    """That of a rank of this machine; None on CPUs."""
+    if device_type(config.device) == "cpu":
+        return None
+    # Each of torchrun's processes counts as a machine, and may see all GPUs.
+    first = int(os.environ.get("LOCAL_RANK", 0)) if TORCHRUN in os.environ else 0
+    return gpu_at(first + rank - config.own_ranks.start)
+
+
+def share_gpus(config: EngineConfig) -> tuple[list[Gpus], socket.socket] | tuple[None, None]:
+    """Of each rank, all on this machine, and where they meet: a socket that listens. Nothing on CPUs. Raises
+    what `agreed` does."""
+    gpus = [gpu for rank in range(config.tp_size) if (gpu := own_gpu(config, rank)) is not None]
+    if not gpus:
+        return None, None
+    found = _agreed(gpus, [f"GPU {gpu.device}" if gpu.device >= 0 else "this machine" for gpu in gpus])
+    listener = socket.create_server((HOST, 0))
+    port = listener.getsockname()[1]
+    ranks = (_gpus(gpu, rank, found, HOST, port, HOST) for rank, gpu in enumerate(gpus))
+    return list(ranks), listener
+
+
+# On several machines: what a rank offers, and what rank 0 makes of that. It goes over the network as JSON.
+
+
+def offer(config: EngineConfig, gpu: Gpu | None) -> Mapping[str, Any] | None:
+    if gpu is None:
+        return None
+    return {**gpu._asdict(), "place": f"node {config.node_rank} ({socket.gethostname()})"}
+
+
+def agree(offers: Mapping[int, Any], port: int) -> Mapping[str, Any]:
+    """offers: by rank. port: where rank 0 waits for the others. Raises what `agreed` does."""
+    by_rank = [offers[rank] for rank in sorted(offers)]
+    gpus = [Gpu(each["device"], each["kind"], each["uuid"]) for each in by_rank]
+    return {**_agreed(gpus, [each["place"] for each in by_rank])._asdict(), "port": port}
+
+
+def gpus_met(gpu: Gpu, rank: int, met: Met, listener: socket.socket | None = None) -> Gpus:
+    """listener: rank 0's, at the port."""
+    if listener is not None:
+        host = address = listener.getsockname()[0]
+    else:
+        to_0 = met.data[0]
+        assert to_0 is not None
+        host, address = to_0.getpeername()[0], to_0.getsockname()[0]
+    found = Agreed(met.agreed["backend"], met.agreed["sharing"])
+    return _gpus(gpu, rank, found, host, met.agreed["port"], address)
+
+
+def _agreed(gpus: list[Gpu], places: list[str]) -> Agreed:
+    found = agreed(gpus, places)
+    if found.backend == "gloo":
+        sharing = [str(rank) for rank, count in enumerate(found.sharing) if count > 1]
+        log.warning(
+            "of ranks %s, some have the same GPU: arrays go through the host's memory (Gloo), which is slow",
+            ", ".join(sharing),
+        )
+    return found
+
+
+def _gpus(gpu: Gpu, rank: int, found: Agreed, host: str, port: int, address: str) -> Gpus:
+    return Gpus(gpu, found.backend, found.sharing[rank], host, port, address)
