@@ -216,6 +216,7 @@ class Bench:
         if cfg.n_shared_experts:
             yield self.mlp(rows, "shared expert", cfg.n_shared_experts * cfg.moe_intermediate_size)
         yield self.route(rows)
+        yield self.fp8_rows(rows)
         ops, count, inner, top_k = (
             self.ops,
             cfg.n_routed_experts,
@@ -278,6 +279,12 @@ class Bench:
         calls = [partial(self.ops.swiglu_mlp, x, *pair) for pair in sets]
         work = op_work.swiglu_mlp(rows, hidden, inner, self.size)
         return self.made("swiglu_mlp", what, f"{hidden}x{inner}", rows, work, calls)
+
+    def fp8_rows(self, rows: int) -> OpCase:
+        hidden = self.cfg.hidden_size
+        calls = [partial(self.ops.fp8_rows, self.input(rows, hidden))]
+        work = op_work.fp8_rows(rows, hidden, self.size)
+        return self.made("fp8_rows", "rows of experts", f"{hidden}", rows, work, calls)
 
     def route(self, rows: int) -> OpCase:
         cfg, count, hidden = self.cfg, self.cfg.n_routed_experts, self.cfg.hidden_size

@@ -139,6 +139,11 @@ def uniforms(rows: int, count: int) -> Work:
     return Work(rows * (8 * count + 32), 15 * rows * count)
 
 
+def fp8_rows(rows: int, width: int, size: int) -> Work:
+    """Read and written. A comparison, two products and a rounding of each input."""
+    return Work(2 * rows * width * size, 4 * rows * width)
+
+
 def dispatch(rows: int, top_k: int) -> Work:
     """An id is int64, as is the row that it stands for."""
     return Work(16 * rows * top_k, 0)

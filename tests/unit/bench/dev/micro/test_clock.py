@@ -122,7 +122,7 @@ def test_every_op_of_the_contract_has_a_timer() -> None:
         "linear", "rms_norm", "add_norm", "swiglu_mlp", "write_latent", "absorb", "mla_attention",
         "naive_attention", "heads_matmul", "route", "dispatch", "experts", "combine", "best_token",
         "best_of_product", "experts_with_shared", "norm_latents", "write_kv", "gqa_attention", "embed",
-        "embed_beside", "uniforms",
+        "embed_beside", "uniforms", "fp8_rows",
     }  # fmt: skip
 
 
