@@ -51,13 +51,14 @@ class Load:
     tokens: int = 0
     took: float = 0.0  # seconds; the last answers come when the time is over
     more: Figures = field(default_factory=dict)  # of the scenario's own
+    max_tokens: int = MAX_TOKENS  # of each answer
 
     def body(self, number: int, **more: Any) -> dict[str, Any]:
         """Every prompt comes again and again, greedy, so that its texts can be compared."""
         prompt = self.prompts[number % PROMPTS]
         body = {
             "prompt": prompt,
-            "max_tokens": MAX_TOKENS,
+            "max_tokens": self.max_tokens,
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
@@ -105,7 +106,7 @@ class Load:
             self.codes[answer.code] += 1
         if answer.ended == "whole" and answer.text:
             self.firsts.append(answer.first)
-            self.tokens += MAX_TOKENS
+            self.tokens += self.max_tokens
             before = self.texts.setdefault(number % PROMPTS, answer.text)
             assert answer.text == before, f"prompt {number % PROMPTS}: {before!r}, and now {answer.text!r}"
 
@@ -222,6 +223,8 @@ async def pages_run_out(load: Load) -> None:
     def retracted() -> float:
         return load.server.metrics()["nextn:num_retracted_reqs"]
 
+    # Prompts are let in when they fit. Short answers might never need more pages than happen to be free.
+    load.max_tokens = 256
     before = retracted()
     await load.run(lambda i: ask(load.server.address, load.body(i)), seen=lambda: retracted() > before)
     load.allow({"whole"})
