@@ -6,13 +6,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from nextn.distributed.expert_world import ExpertWorld
+from nextn.distributed.step_world import MovesBytes
 
 
 class Exchange:
     """most: bytes of a rank's array, at most. To be made after a step, by all ranks."""
 
-    def __init__(self, world: ExpertWorld, most: int) -> None:
+    def __init__(self, world: MovesBytes, most: int) -> None:
         self._world = world
         self._board = world.area(world.share.size * most)
 

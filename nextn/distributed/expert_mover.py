@@ -1,4 +1,4 @@
-"""Moves experts between slots, on all ranks at once: packed bytes, as the kernels read them.
+"""Moves experts between slots, on all ranks at once: bytes, as the kernels read them.
 
 An expert goes from each rank of its shard to the rank with the same slice of the other shard: sources write
 it into an area, it is handed over, destinations read it. Within a shard it is copied where it lies.
@@ -8,17 +8,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from nextn.distributed.exchange import Exchange
-from nextn.distributed.expert_share import ExpertTable
-from nextn.distributed.expert_world import Bytes, ExpertWorld, Parcel
+from nextn.distributed.expert_share import Bytes
 from nextn.distributed.move_order import in_order, rounds
-from nextn.distributed.placement import Move
+from nextn.distributed.parcels import Parcel
+from nextn.distributed.placement import Move, Placement
+from nextn.distributed.step_world import MovesBytes
 
 STAGING = 64 << 20  # bytes for experts on their way
 LINE = 64
+
+
+class Slots(Protocol):
+    """A layer's experts in this rank's slots, its members: `nextn.distributed.expert_share.ExpertTable` for
+    the native kernels, `nextn.layers.expert_slots` for the torch model."""
+
+    def size(self, member: int) -> int:
+        """Bytes."""
+
+    def read(self, member: int, to: Bytes) -> None:
+        """Into the first `size` of these."""
+
+    def write(self, member: int, found: Bytes) -> None: ...
+
+    def take(self, placement: Placement, row: int) -> None:
+        """From now on experts are where this row of the placement says."""
 
 
 class ExpertMover:
@@ -27,20 +45,20 @@ class ExpertMover:
 
     def __init__(
         self,
-        world: ExpertWorld,
-        tables: Sequence[ExpertTable],
+        world: MovesBytes,
+        tables: Sequence[Slots],
         exchange: Exchange,
         staging: int = STAGING,
     ) -> None:
         self._world, self._share = world, world.share
         self._own = self._share.own
-        largest = max(sum(map(len, self._parts(table, self._own.start))) for table in tables)
+        largest = max(table.size(0) for table in tables)
         largest = int(exchange.of_all(np.array(largest)).max())  # slices may differ
         self._each = -(-largest // LINE) * LINE
         self._most = max(1, staging // (self._each * self._share.slices))  # experts in a round
         self._staging = world.area(self._most * self._share.slices * self._each)
 
-    def move(self, table: ExpertTable, moves: Iterable[Move]) -> None:
+    def move(self, table: Slots, moves: Iterable[Move]) -> None:
         """In this layer. A source is the expert that was in this slot before the first of the moves. To be
         called by all ranks with the same ones. Raises PeerGone."""
         order = in_order(moves)
@@ -51,13 +69,13 @@ class ExpertMover:
         assert not aside
 
     def _round(
-        self, table: ExpertTable, some: Sequence[Move], unread: Counter[int], aside: dict[int, Bytes]
+        self, table: Slots, some: Sequence[Move], unread: Counter[int], aside: dict[int, Bytes]
     ) -> None:
         def read(slot: int, to: Bytes) -> None:
             if slot in aside:
                 to[: len(aside[slot])] = aside[slot]
             else:
-                _copy(self._parts(table, slot), to)
+                table.read(slot - self._own.start, to)
 
         def was_read(slot: int) -> None:
             unread[slot] -= 1
@@ -78,10 +96,11 @@ class ExpertMover:
                 if found is None:
                     found = np.empty(self._each, np.uint8)
                     read(move.source, found)
-                parts = self._parts(table, move.slot)
+                member = move.slot - self._own.start
                 if unread[move.slot]:
-                    aside[move.slot] = np.concatenate(parts)
-                _take(parts, found)
+                    aside[move.slot] = np.empty(self._each, np.uint8)
+                    table.read(member, aside[move.slot])
+                table.write(member, found)
             if move.slot not in staged:
                 was_read(move.source)
         if crossing:
@@ -90,10 +109,6 @@ class ExpertMover:
     def _crosses(self, move: Move) -> bool:
         each = len(self._own)
         return move.slot // each != move.source // each
-
-    def _parts(self, table: ExpertTable, slot: int) -> list[Bytes]:
-        member = slot - self._own.start
-        return [*table.gate_up.member(member), *table.down.member(member)]
 
     def _parcels(self, i: int, move: Move) -> Iterator[Parcel]:
         """Of each slice of the i-th expert that crosses."""
@@ -106,17 +121,3 @@ class ExpertMover:
         """Where the i-th expert of a round is staged: a slice of it. part: None: this rank's."""
         at = (i * self._share.slices + (self._share.slice if part is None else part)) * self._each
         return self._staging[at : at + self._each]
-
-
-def _copy(parts: Iterable[Bytes], to: Bytes) -> None:
-    at = 0
-    for part in parts:
-        to[at : at + len(part)] = part
-        at += len(part)
-
-
-def _take(parts: Iterable[Bytes], found: Bytes) -> None:
-    at = 0
-    for part in parts:
-        part[:] = found[at : at + len(part)]
-        at += len(part)

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nextn.distributed.placement import Placement
 
 if TYPE_CHECKING:
     from nextn.ops.cpu.weights import PackedWeight
+
+
+Bytes = NDArray[np.uint8]
 
 
 @dataclass
@@ -66,7 +70,8 @@ class ExpertTable:
     """What the kernels know of one layer's experts: arrays that they read while steps run; they change only
     between steps.
 
-    replicas [experts, most_replicas] int32: physical ones of each. count [experts] int32: how many."""
+    replicas [experts, most_replicas] int32: physical ones of each. count [experts] int32: how many. For the
+    rest see `nextn.distributed.expert_mover.Slots`."""
 
     def __init__(self, share: ExpertShare, layer: int, gate_up: PackedWeight, down: PackedWeight) -> None:
         self.gate_up, self.down = gate_up, down
@@ -75,8 +80,25 @@ class ExpertTable:
         self.count = np.zeros(experts, np.int32)
         self.take(share.placement, layer - share.first_layer)
 
+    def size(self, member: int) -> int:
+        return sum(map(len, self._parts(member)))
+
+    def read(self, member: int, to: Bytes) -> None:
+        at = 0
+        for part in self._parts(member):
+            to[at : at + len(part)] = part
+            at += len(part)
+
+    def write(self, member: int, found: Bytes) -> None:
+        at = 0
+        for part in self._parts(member):
+            part[:] = found[at : at + len(part)]
+            at += len(part)
+
+    def _parts(self, member: int) -> list[Bytes]:
+        return [*self.gate_up.member(member), *self.down.member(member)]
+
     def take(self, placement: Placement, row: int) -> None:
-        """From now on experts are where this row of the placement says."""
         logical = placement.logical[row]
         self.replicas[:, : logical.shape[1]] = logical
         self.count[:] = placement.replicas[row]

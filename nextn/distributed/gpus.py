@@ -32,6 +32,15 @@ class Gpu(NamedTuple):
         torch.cuda.set_device(self.device)
 
 
+class NoGpu(Gpu):
+    """Of ranks on CPUs that meet as those on GPUs do."""
+
+    def take(self) -> None: ...
+
+
+NO_GPU = NoGpu(0, "CPU", "none")
+
+
 def gpu_at(place: int) -> Gpu:
     """The first rank of a machine has the current one, the next rank the next, round and round. Where torch
     finds none, device -1, whose kind says so."""

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nextn.distributed.expert_share import ExpertShare
-from nextn.distributed.expert_world import Bytes, ExpertWorld, Parcel
+from nextn.distributed.expert_share import Bytes, ExpertShare
+from nextn.distributed.expert_world import ExpertWorld
 from nextn.distributed.group import PeerGone
 from nextn.distributed.mesh import MeshRanks
+from nextn.distributed.parcels import Parcel, hand_over
 from nextn.ops.cpu import library as kernels
 
 
@@ -43,18 +44,7 @@ class MeshWorld(ExpertWorld):
         self._ranks.gather(raw, [rank * each for rank in range(ranks + 1)])
 
     def hand_over(self, parcels: Sequence[Parcel]) -> None:
-        own, none = self.share.rank, np.zeros(0, np.uint8)
-        ranks = range(self.share.size)
-        away = [p for p in parcels if p.source != p.to]
-        out = [[p.place for p in away if p.source == own and p.to == rank] for rank in ranks]
-        due = [[p.place for p in away if p.source == rank and p.to == own] for rank in ranks]
-        sent = [np.concatenate(some) if some else none for some in out]
-        found = self._ranks.swap(sent, [sum(map(len, some)) for some in due])
-        for some, data in zip(due, found, strict=True):
-            at = 0
-            for place in some:
-                place[:] = data[at : at + len(place)]
-                at += len(place)
+        hand_over(parcels, self.share.rank, self.share.size, self._ranks.swap)
 
     def meet(self) -> None:
         """Areas are this rank's own."""

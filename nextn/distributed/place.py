@@ -15,9 +15,9 @@ from typing import Any
 
 from nextn.distributed.memory import HEADER, Memory, Numbers
 
-STEPS = (
-    2048  # bytes from the beginning of the memory, behind what csrc/world.h has there: a number of each group
-)
+# Bytes from the beginning of the memory, behind what csrc/world.h has there. STEPS, BEATS: a number of each
+# group. PORT: where ranks of the torch model meet, of group 0.
+STEPS, PORT, BEATS = 2048, 2560, 3072
 
 
 @dataclass
@@ -48,12 +48,25 @@ class Place:
         begun = enumerate(self._steps.first(self.groups))
         return any(number > step for group, number in begun if group != self.group)
 
+    def beat(self) -> None:
+        """Shows the other groups that this one lives."""
+        self._beats[self.group] += 1
+
+    def beats(self) -> Mapping[int, int | None]:
+        """How often each other group that has begun to has beaten."""
+        counts = enumerate(self._beats.first(self.groups))
+        return {group: count for group, count in counts if count and group != self.group}
+
     @cached_property
     def _steps(self) -> Numbers:
         return Numbers(self.memory.mapped(HEADER), STEPS)
 
+    @cached_property
+    def _beats(self) -> Numbers:
+        return Numbers(self.memory.mapped(HEADER), BEATS)
+
     def __getstate__(self) -> Any:
-        return {name: value for name, value in self.__dict__.items() if name != "_steps"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_steps", "_beats")}
 
     def fileno(self) -> int:
         """For poll and select."""

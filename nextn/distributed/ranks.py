@@ -21,6 +21,7 @@ class Ranks(ABC):
     they meet."""
 
     gpus: Gpus | None = None
+    among: tuple[int, int] | None = None  # (rank, size) where ranks of several groups meet, to share experts
     listener: socket.socket | None = None
     _between: BetweenGpus | None = None
 
@@ -50,11 +51,13 @@ class Ranks(ABC):
     def join_gpus(self) -> None:
         """Takes this rank's GPU, and waits for the others to do so. Raises PeerGone."""
         if self.gpus is not None:
-            self._between = BetweenGpus(self.gpus, self.rank, self.size, self.listener, self.check)
+            rank, size = self.among or (self.rank, self.size)
+            self._between = BetweenGpus(self.gpus, rank, size, self.listener, self.check)
 
     @property
     def group(self) -> Group:
-        """What fills up the torch model's arrays, where they are."""
+        """What fills up the torch model's arrays, where they are. Where ranks of several groups have met: all
+        of them."""
         return self if self._between is None else self._between.group
 
     @property

@@ -1,14 +1,14 @@
 """All ranks that share a model's experts, on one machine: memory that all of them map (csrc/world.h).
 
-page 0      meetings and rows of the groups; from byte BEATS on, a counter of each group; from SENT on, the
-            bytes that each rank has sent
+page 0      meetings and rows of the groups; what `nextn.distributed.place` has there; from SENT on, the bytes
+            that each rank has sent
 the rest    rows that were offered, and results; then what `area` gives
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from ctypes import pointer
 from typing import Any
 
@@ -16,15 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nextn.config import usable_cores
-from nextn.distributed.expert_share import ExpertShare
-from nextn.distributed.expert_world import Bytes, ExpertWorld, Parcel
+from nextn.distributed.expert_share import Bytes, ExpertShare
+from nextn.distributed.expert_world import ExpertWorld
 from nextn.distributed.group import PeerGone
 from nextn.distributed.memory import GRAIN, HEADER, Memory, Numbers
+from nextn.distributed.parcels import Parcel
 from nextn.distributed.shared import FEW_SPINS, SPINS, address
 from nextn.ops.cpu import library as kernels
 from nextn.ops.cpu.library import library
 
-BEATS, SENT = 3072, 3584  # 64 numbers each
+SENT = 3584  # 64 numbers
 
 
 class SharedWorld(ExpertWorld):
@@ -47,7 +48,7 @@ class SharedWorld(ExpertWorld):
         )  # fmt: skip
         super().__init__(share, groups, struct)
         self.reason = ""
-        self._beats, self._sent = Numbers(self._header, BEATS), Numbers(self._header, SENT)
+        self._sent = Numbers(self._header, SENT)
         self._arrays: Any = None
         self._end = 0  # of what is mapped
 
@@ -97,11 +98,3 @@ class SharedWorld(ExpertWorld):
     def sent_by_group(self) -> int:
         each = self.share.size // self.groups
         return sum(self._sent.first(self.share.size)[each * self.group : each * (self.group + 1)])
-
-    def beat(self) -> None:
-        self._beats[self.group] += 1
-
-    def beats(self) -> Mapping[int, int | None]:
-        """Of the other groups that have begun to."""
-        counts = enumerate(self._beats.first(self.groups))
-        return {group: count for group, count in counts if count and group != self.group}

@@ -31,11 +31,13 @@ class ThreadWorld(Places):
     def rows(self, own: int) -> Sequence[int]:
         return self.by_group(self._meeting.together(self.rank, own, list))
 
-    def exchange(self, parts: Sequence[Tensor]) -> list[Tensor]:
+    def exchange(self, parts: Sequence[Tensor], due: Sequence[int]) -> list[Tensor]:
         def read(calls: list[list[Tensor]]) -> list[Tensor]:
             assert all(len(call) == self.size for call in calls)
             assert len({(part.shape[1:], part.dtype) for call in calls for part in call}) == 1
-            return [call[self.rank].clone(memory_format=torch.contiguous_format) for call in calls]
+            found = [call[self.rank].clone(memory_format=torch.contiguous_format) for call in calls]
+            assert list(map(len, found)) == list(due)
+            return found
 
         return self._meeting.together(self.rank, list(parts), read)
 

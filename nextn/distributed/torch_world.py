@@ -3,7 +3,8 @@
     ranks = TorchGroup(rank, 4, "tcp://127.0.0.1:29500", "nccl")
     world = TorchWorld(ranks, groups=2, shards=4)
 
-An exchange tells the numbers of rows first, for which the host waits. So a CUDA graph cannot hold it.
+The host gives the sizes of an exchange, and waits for those that it does not know. So a CUDA graph cannot
+hold it.
 """
 
 from __future__ import annotations
@@ -28,29 +29,32 @@ class TorchWorld(Places):
         self._ranks = ranks
         self.attention, self.peers = (_part(ranks, count) for count in (groups, shards))
 
-    def rows(self, own: int) -> Sequence[int]:
-        return self.by_group(self._numbers([own] * self.size))
+    @property
+    def carried_on(self) -> str:
+        """The device whose arrays they exchange as they are."""
+        return "cuda" if self._ranks.backend == "nccl" else "cpu"
 
-    def exchange(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        first, counts = parts[0], [len(part) for part in parts]
-        theirs = self._numbers(counts)
+    def rows(self, own: int) -> Sequence[int]:
+        return self.by_group([rows for [rows] in self.of_all([own])])
+
+    def of_all(self, own: Sequence[int]) -> list[list[int]]:
+        """These numbers of every rank. The host waits for them."""
+        sent = torch.tensor([own], device=self.carried_on)
+        found: list[list[int]] = torch.cat(self.exchange([sent] * self.size, [1] * self.size)).tolist()
+        return found
+
+    def exchange(self, parts: Sequence[Tensor], due: Sequence[int]) -> list[Tensor]:
+        first = parts[0]
         width = math.prod(first.shape[1:]) * first.element_size()
         # Bytes, which every backend carries.
         raw = torch.cat(list(parts)).flatten().view(torch.uint8)
-        sizes = [n * width for n in theirs]
-        found = self._ranks.exchange(raw, [n * width for n in counts], sizes).split(sizes)
-        return [
-            part.view(first.dtype).view(n, *first.shape[1:]) for n, part in zip(theirs, found, strict=True)
-        ]
-
-    def _numbers(self, own: Sequence[int]) -> list[int]:
-        """own[r] goes to rank r -> what each rank has sent to this one."""
-        device = "cuda" if self._ranks.backend == "nccl" else "cpu"
-        sent, ones = torch.tensor(own, dtype=torch.int64, device=device), [1] * self.size
-        found: list[int] = self._ranks.exchange(sent, ones, ones).tolist()
-        return found
+        sizes = [n * width for n in due]
+        found = self._ranks.exchange(raw, [len(part) * width for part in parts], sizes).split(sizes)
+        return [part.view(first.dtype).view(n, *first.shape[1:]) for n, part in zip(due, found, strict=True)]
 
 
 def _part(ranks: TorchGroup, count: int) -> Group:
     """This rank's of `count` parts."""
+    if count == 1:
+        return ranks
     return Alone() if count == ranks.size else ranks.part(parts_of(ranks.size, count))

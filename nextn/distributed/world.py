@@ -51,9 +51,9 @@ class World(Protocol):
         """Before every pass through the target: how many rows each group has in it. own: of this rank's
         group, the same on all its ranks. If no group has any, there is no pass."""
 
-    def exchange(self, parts: Sequence[Tensor]) -> list[Tensor]:
+    def exchange(self, parts: Sequence[Tensor], due: Sequence[int]) -> list[Tensor]:
         """All to all: parts[r] goes to rank r -> what each rank has sent to this one. Of one dtype and
-        trailing shape on all ranks, with any number of rows, also 0."""
+        trailing shape on all ranks, with any number of rows, also 0. due: how many rows come from each."""
 
 
 class Places:

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
 from nextn.config import EngineConfig
 from nextn.distributed.exchange import Exchange
-from nextn.distributed.expert_mover import ExpertMover
-from nextn.distributed.expert_world import ExpertWorld
+from nextn.distributed.expert_mover import ExpertMover, Slots
 from nextn.distributed.improvement import Plan, dispatched, improved
 from nextn.distributed.placement import Counts, Move, Placement, moves, utilisation
+from nextn.distributed.step_world import StepWorld
+from nextn.layers.expert_slots import ExpertSlots
 from nextn.models.native import NativeModel
+from nextn.models.torch_model import TorchModel
 
 log = logging.getLogger("nextn.engine")
 
@@ -29,13 +32,13 @@ class Balancer:
     layers. rebalancings: how often experts moved. moved: slots that got another expert."""
 
     def __init__(
-        self, config: EngineConfig, world: ExpertWorld, model: NativeModel, plan: Plan = improved
+        self, config: EngineConfig, world: StepWorld, model: NativeModel | TorchModel, plan: Plan = improved
     ) -> None:
         self._every = config.eplb_rebalance_num_iterations
         self._layers_at_once = config.eplb_rebalance_layers_per_chunk
         self._threshold = config.eplb_min_rebalancing_utilization_threshold
         self._world, self._share, self._model, self._plan = world, world.share, model, plan
-        self._tables = list(model.weights.tables.values())
+        self._tables = _tables(model)
         self._last = np.zeros_like(model.expert_counts()[0])
         self._steps = 0
         self._exchange: Exchange | None = None
@@ -98,3 +101,10 @@ class Balancer:
             physical[row] = self._target.physical[row]
             self.moved += len(some)
         self._share.placement = Placement(physical, self._target.experts)
+
+
+def _tables(model: NativeModel | TorchModel) -> Sequence[Slots]:
+    """Of layers with routed experts."""
+    if isinstance(model, NativeModel):
+        return list(model.weights.tables.values())
+    return [ExpertSlots(moe) for moe in model.parallel]

@@ -10,11 +10,11 @@ from functools import partial
 from nextn.config import EngineConfig
 from nextn.distributed.memory import Memory
 from nextn.distributed.place import Place
-from nextn.distributed.shared_world import SharedWorld
 from nextn.engine.executor import Executor, ExecutorInfo
 from nextn.engine.gang import pin_rank
 from nextn.engine.group_executor import GroupExecutor
 from nextn.engine.lockstep import LockstepExecutor, OthersHere
+from nextn.engine.model import runs_on_torch
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
 from nextn.engine.seat import Seat
@@ -59,16 +59,17 @@ def _make_placed(config: EngineConfig, place: Place | None) -> Executor:
         group = GroupExecutor(config, place.group)
         return LockstepExecutor(group, place, group)
     if place is not None:
-        if config.tp_size == 1:  # else its gang does it
+        seat = Seat(place.group, 0, place.memory, by_torch=runs_on_torch(config))
+        if config.tp_size == 1 and not seat.by_torch:  # else its gang does it
             pin_rank(config, place.group)
-        own = _make_executor(config, Seat(place.group, 0, place.memory))
-        assert isinstance(own.world, SharedWorld)
-        return LockstepExecutor(own, place, OthersHere(own.world))
+        own = _make_executor(config, seat)
+        assert own.world is not None
+        return LockstepExecutor(own, place, OthersHere(own.world, place))
     if config.nnodes > 1 or not shares_experts(config):
         return _make_executor(config, None)
     memory = Memory()
     try:
-        made = _make_executor(config, Seat(0, 0, memory))
+        made = _make_executor(config, Seat(0, 0, memory, by_torch=runs_on_torch(config)))
     except BaseException:
         memory.close()
         raise
@@ -77,7 +78,10 @@ def _make_placed(config: EngineConfig, place: Place | None) -> Executor:
 
 
 def _make_executor(config: EngineConfig, seat: Seat | None) -> Runner | TensorParallelExecutor:
-    return make_runner(config, None, seat) if config.tp_size == 1 else TensorParallelExecutor(config, seat)
+    """A single rank that meets others by torch.distributed leaves them as ranks do."""
+    if config.tp_size == 1 and not (seat is not None and seat.by_torch):
+        return make_runner(config, None, seat)
+    return TensorParallelExecutor(config, seat)
 
 
 def build(config: EngineConfig, make_executor: Callable[[EngineConfig], Executor] = make_executor) -> Built:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nextn.distributed.expert_world import ExpertWorld
 from nextn.distributed.improvement import dispatched
+from nextn.distributed.step_world import StepWorld
 from nextn.engine.executor import ExpertCounts
 from nextn.expert_load import CountTable, ExpertRecord, ShardRows
 
@@ -41,7 +41,7 @@ class ExpertRecorder:
         if self._before is None:
             raise ValueError(
                 "this engine does not count what experts get: its model has none, or it does not run on the "
-                "native kernels (--kernel-backend cpu)"
+                "native kernels (--kernel-backend cpu) and shares no experts (--ep-size)"
             )
         self._recording = True
 
@@ -95,7 +95,7 @@ class ShardWindow:
     """rows: of each shard, in the last whole window of steps, or, if the engine fell idle since then, in the
     window so far. A placement that changes begins another window."""
 
-    def __init__(self, counts: Callable[[], ExpertCounts | None], world: ExpertWorld) -> None:
+    def __init__(self, counts: Callable[[], ExpertCounts | None], world: StepWorld) -> None:
         self._counts, self._world, self._share = counts, world, world.share
         self.rows: ShardRows | None = None
         self._begin(self._target())

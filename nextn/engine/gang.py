@@ -61,7 +61,7 @@ class Gang:
             raise
 
     def _sharing(self, config: EngineConfig, memory: Memory, seat: Seat | None) -> Ranks:
-        gpus, self._listener = share_gpus(config)
+        gpus, self._listener = share_gpus(config, seat)
         start(config, memory, self.processes, seat, gpus)
         self.links += [process.link for process in self.processes.values()]
         group, first = 0 if seat is None else seat.group, None if gpus is None else gpus[0]
@@ -174,7 +174,7 @@ def shared_ranks(
     """group: of those that share experts."""
     pin_rank(config, group * config.tp_size + rank)
     ranks = SharedRanks(rank, config.tp_size, memory, threads_here(config), most_rows(config))
-    ranks.gpus = gpus
+    ranks.gpus, ranks.among = gpus, (group * config.tp_size + rank, config.world_size)
     return ranks
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from nextn.config import EngineConfig
-from nextn.distributed.gpus import Agreed, Gpu, Gpus, agreed, gpu_at
+from nextn.distributed.between_gpus import LOOKS, PATIENCE
+from nextn.distributed.gpus import NO_GPU, Agreed, Gpu, Gpus, agreed, gpu_at
+from nextn.distributed.memory import HEADER, Memory, Numbers
+from nextn.distributed.place import PORT
 from nextn.distributed.rendezvous import Met
 from nextn.engine.device import device_type
+from nextn.engine.seat import Seat
 from nextn.parallel_config import TORCHRUN
 
 log = logging.getLogger("nextn.engine")
@@ -28,17 +33,41 @@ def own_gpu(config: EngineConfig, rank: int) -> Gpu | None:
     return gpu_at(first + rank - config.own_ranks.start)
 
 
-def share_gpus(config: EngineConfig) -> tuple[list[Gpus], socket.socket] | tuple[None, None]:
-    """Of each rank, all on this machine, and where they meet: a socket that listens. Nothing on CPUs. Raises
-    what `agreed` does."""
-    gpus = [gpu for rank in range(config.tp_size) if (gpu := own_gpu(config, rank)) is not None]
+def share_gpus(
+    config: EngineConfig, seat: Seat | None = None
+) -> tuple[list[Gpus], socket.socket | None] | tuple[None, None]:
+    """Of each rank of this engine, all on this machine, and where they meet: a socket that listens. Nothing
+    on CPUs, but where ranks of the torch model share experts. seat: rank 0's where experts are shared: then
+    the ranks of all groups meet, and only group 0 has the socket. Raises what `agreed` does, and
+    TimeoutError."""
+    gpus = [gpu for rank in range(config.world_size) if (gpu := own_gpu(config, rank)) is not None]
+    if not gpus and seat is not None and seat.by_torch:
+        gpus = [NO_GPU] * config.world_size
     if not gpus:
         return None, None
     found = _agreed(gpus, [f"GPU {gpu.device}" if gpu.device >= 0 else "this machine" for gpu in gpus])
-    listener = socket.create_server((HOST, 0))
-    port = listener.getsockname()[1]
-    ranks = (_gpus(gpu, rank, found, HOST, port, HOST) for rank, gpu in enumerate(gpus))
-    return list(ranks), listener
+    group = 0 if seat is None else seat.group
+    listener = socket.create_server((HOST, 0)) if group == 0 else None
+    port = _port(listener, None if seat is None else seat.memory)
+    own = range(group * config.tp_size, (group + 1) * config.tp_size)
+    return [_gpus(gpus[rank], rank, found, HOST, port, HOST) for rank in own], listener
+
+
+def _port(listener: socket.socket | None, memory: Memory | None) -> int:
+    """Where ranks meet. listener: group 0's. memory: of all groups, where it says so to the others. Raises
+    TimeoutError."""
+    if memory is None:
+        assert listener is not None
+        return int(listener.getsockname()[1])
+    shown = Numbers(memory.mapped(HEADER), PORT)
+    if listener is not None:
+        shown[0] = listener.getsockname()[1]
+    until = time.monotonic() + PATIENCE
+    while not shown[0]:
+        if time.monotonic() > until:
+            raise TimeoutError(f"the engine of group 0 has not begun to load within {PATIENCE:g} s")
+        time.sleep(LOOKS)
+    return shown[0]
 
 
 # On several machines: what a rank offers, and what rank 0 makes of that. It goes over the network as JSON.
@@ -71,7 +100,7 @@ def gpus_met(gpu: Gpu, rank: int, met: Met, listener: socket.socket | None = Non
 
 def _agreed(gpus: list[Gpu], places: list[str]) -> Agreed:
     found = agreed(gpus, places)
-    if found.backend == "gloo":
+    if found.backend == "gloo" and gpus[0] is not NO_GPU:
         sharing = [str(rank) for rank, count in enumerate(found.sharing) if count > 1]
         log.warning(
             "of ranks %s, some have the same GPU: arrays go through the host's memory (Gloo), which is slow",

@@ -1,7 +1,7 @@
 """Engines that share their experts run every step together, each on requests of its own, or sleep together.
 
 Each step begins with a meeting in which all say how many rows they have
-(csrc/world.h). A step in which nobody has any sends all to sleep. Whoever gets work then
+(`nextn.distributed.step_world`). A step in which nobody has any sends all to sleep. Whoever gets work then
 wakes the others with the number of the step that it goes on to: one that has been there already takes no
 notice.
 """
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from nextn.distributed.place import Place
 from nextn.distributed.pulse import Pulse
-from nextn.distributed.shared_world import SharedWorld
+from nextn.distributed.step_world import StepWorld
 from nextn.engine.around import Around
 from nextn.engine.executor import Executor, Ran
 from nextn.scheduler.plan import Plan
@@ -40,9 +40,9 @@ class Others(Protocol):
 class OthersHere:
     """All are on this machine."""
 
-    def __init__(self, world: SharedWorld) -> None:
+    def __init__(self, world: StepWorld, place: Place) -> None:
         self._world = world
-        self.pulse = Pulse(world, _lost)
+        self.pulse = Pulse(place, _lost)
         weakref.finalize(self, self.pulse.stop)
 
     @property

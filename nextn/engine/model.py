@@ -15,12 +15,14 @@ from nextn.config import EngineConfig, model_folder
 from nextn.distributed.group import Alone
 from nextn.distributed.ranks import Ranks
 from nextn.draft import AUTO_STEPS
+from nextn.engine.device import engine_device
 from nextn.engine.few_bits_log import log_blocks, log_few_bits, say_what_is_widened
 from nextn.engine.memory import bounded_context, check_memory
 from nextn.engine.seat import Seat
-from nextn.engine.world import make_world, shares_experts, sharing_option
+from nextn.engine.world import make_torch_world, make_world, shares_experts, sharing_option
 from nextn.families.config import ModelConfig
 from nextn.families.files import first_names
+from nextn.layers.replicas import ExpertParallel
 from nextn.models.base import Model
 from nextn.models.draft_folder import OPTION, DraftFolder
 from nextn.models.dummy import dummy_checkpoint
@@ -118,10 +120,7 @@ def make_model(
         raise ValueError(f"{DISPATCH_OPTION}: {cfg.architecture} here has no routed experts; leave it out")
     kernels = choose_kernels(config, device, cfg.architecture)
     if shares_experts(config) and kernels != "cpu":
-        raise ValueError(
-            f"{sharing_option(config)}: only the native kernels share experts out so far, and --device "
-            f"{device.type} with --kernel-backend {config.kernel_backend} runs without them"
-        )
+        _check_shared_on_torch(config, device, ranks)
     assert ranks is None or device.type == "cpu" or ranks.gpus is not None
     stored = {} if dummy else stored_formats(folder, target.quantization)
     check_memory(config, cfg, nextn, _value_bytes(config, stored, kernels, device), device)
@@ -156,10 +155,15 @@ def make_model(
         naive = config.prefill_attention == "naive"
         blocks = block_layers(cfg, nextn, stored) if reads_fp8(kernels, device) else {}
         log_blocks(stored, len(blocks), cfg.num_hidden_layers + nextn)
+        group, experts = Alone() if ranks is None else ranks.group, None
+        if shares_experts(config):
+            assert ranks is not None
+            everyone = make_torch_world(config, cfg, ranks)
+            group = everyone.attention
+            experts = ExpertParallel(everyone, everyone.share.placement, static=not everyone.dynamic)
         model = model_class(cfg.architecture, kernels)(
-            cfg, ops, dtype, device, nextn, naive, allowed, Alone() if ranks is None else ranks.group,
-            blocks=blocks, fp8_rows=fp8_rows,
-        )  # fmt: skip
+            cfg, ops, dtype, device, nextn, naive, allowed, group, experts, blocks, fp8_rows
+        )
         if kernels == "triton":
             model.eager = config.disable_cuda_graph
         place, rows, as_stored = model.place, model.rows(), model.as_stored
@@ -197,6 +201,24 @@ def make_model(
             "%s: %d tensors with NaN or infinite values: %s", ALLOW_NON_FINITE, len(non_finite), names
         )
     return model, kernels
+
+
+def runs_on_torch(config: EngineConfig) -> bool:
+    """Will `make_model` make torch's model, if it makes any? Raises as that does."""
+    device = engine_device(config.device)
+    if device.type == "cuda" or parse_acceptance(config.model_path) is not None:
+        return device.type == "cuda"
+    architecture = ModelConfig.from_folder(model_folder(config.model_path)).architecture
+    return _obstacle(config, device, architecture, _asked(config, "cpu")) is not None
+
+
+def _check_shared_on_torch(config: EngineConfig, device: torch.device, ranks: Ranks | None) -> None:
+    only, runs = "only the native kernels do this so far", f"--kernel-backend {config.kernel_backend}"
+    without = f"and --device {device.type} with {runs} runs without them"
+    if ranks is None or ranks.gpus is None:
+        raise ValueError(f"{sharing_option(config)} with --nnodes {config.nnodes}: {only}, {without}")
+    if config.enable_two_batch_overlap:
+        raise ValueError(f"--enable-two-batch-overlap: {only}, {without}; leave it out")
 
 
 def _cut(config: EngineConfig, cfg: ModelConfig) -> ModelConfig:
@@ -271,7 +293,7 @@ def choose_kernels(config: EngineConfig, device: torch.device, architecture: str
     given; else "reference". `auto` says why it chose."""
     asked = config.kernel_backend
     own = "triton" if device.type == "cuda" else "cpu"  # the device's
-    obstacle = _obstacle(config, device, architecture, own if asked == "auto" else asked)
+    obstacle = _obstacle(config, device, architecture, _asked(config, own))
     if asked not in ("auto", "reference") and obstacle:
         raise ValueError(f"--kernel-backend {asked}: the {NAMES[asked]} kernels cannot serve: {obstacle}")
     chosen = "reference" if obstacle else own
@@ -296,6 +318,11 @@ def choose_kernels(config: EngineConfig, device: torch.device, architecture: str
     else:
         log.info("kernels: native %s (%s)", *choose_level(config.cpu_isa))
     return chosen
+
+
+def _asked(config: EngineConfig, own: str) -> str:
+    """own: the device's kernels."""
+    return own if config.kernel_backend == "auto" else config.kernel_backend
 
 
 def _obstacle(

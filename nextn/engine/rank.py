@@ -9,7 +9,9 @@ from functools import partial
 import torch
 
 from nextn.config import EngineConfig, usable_cores
+from nextn.distributed.expert_world import ExpertWorld
 from nextn.distributed.ranks import Ranks
+from nextn.distributed.torch_experts import TorchExpertWorld
 from nextn.engine.balance import Balancer
 from nextn.engine.device import engine_device
 from nextn.engine.device_runner import DeviceRunner
@@ -28,6 +30,7 @@ from nextn.models.cuda import CudaModel
 from nextn.models.fake import FakeModel
 from nextn.models.native import NativeModel
 from nextn.models.row_cost import context_cost, score_cost
+from nextn.models.torch_model import TorchModel
 from nextn.ops.base import Draw
 from nextn.ops.cpu.draw import draw as native_draw
 from nextn.ops.cpu.library import choose_level, library
@@ -73,6 +76,8 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | N
     info = _info(config, model, pool, nextn_layers, drafter, kernels, isa, seconds)
     chooser = model if ranks is not None and isinstance(model, Chooser) else None
     together = _together(config, model, pool)
+    if together is not None and ranks is not None and ranks.gpus is not None:
+        ranks.least(0)  # others may still load, for longer than a collective waits
     kind = Runner if whole_steps is None else DeviceRunner
     runner = kind(info, model, pool, drafter, choose, speculation.simulated, chooser, together)
     if whole_steps is not None:
@@ -82,7 +87,7 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | N
 
 
 def _together(config: EngineConfig, model: Model, pool: KVPool) -> SharedPass | None:
-    if not isinstance(model, NativeModel) or model.world is None:
+    if not isinstance(model, (NativeModel, TorchModel)) or model.world is None:
         if config.enable_two_batch_overlap:
             raise ValueError(
                 "--enable-two-batch-overlap: no experts are shared, so nothing is under way; add --ep-size "
@@ -90,6 +95,7 @@ def _together(config: EngineConfig, model: Model, pool: KVPool) -> SharedPass | 
             )
         return None
     world = model.world
+    assert isinstance(world, (ExpertWorld, TorchExpertWorld))
     first = world.share.rank % (world.share.size // world.groups) == 0
     halves = Halves(decides=first) if config.enable_two_batch_overlap else None
     balancer = Balancer(config, world, model) if config.enable_eplb else None

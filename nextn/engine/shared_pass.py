@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from nextn.distributed.expert_world import ExpertWorld
+from nextn.distributed.step_world import StepWorld
 from nextn.engine.balance import Balancer
 from nextn.engine.halves import Halves, in_halves
 from nextn.kvcache.pool import KVPool
@@ -23,7 +23,7 @@ class SharedPass:
         self,
         model: Model,
         pool: KVPool,
-        world: ExpertWorld,
+        world: StepWorld,
         halves: Halves | None,
         balancer: Balancer | None = None,
     ) -> None:

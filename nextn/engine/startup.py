@@ -10,6 +10,7 @@ from nextn.engine.executor import ExecutorInfo
 from nextn.engine.world import shares_experts
 from nextn.speculation import Speculation
 
+NO_GRAPHS = "none, for the host waits for rows of other ranks"
 DRAFTERS = {"NGRAM": "n-grams", "NEXTN+NGRAM": "MTP and n-grams"}  # by algorithm
 FP8_ROWS = "rounded to fp8: texts are others than with bf16"
 
@@ -28,6 +29,7 @@ def startup(config: EngineConfig, info: ExecutorInfo, speculation: Speculation) 
         **({"cpu_isa": info.isa} if info.isa else {}),
         **({"arithmetic": arithmetic(info.arithmetic)} if info.arithmetic else {}),
         **({"experts": shards(config)} if shares_experts(config) else {}),
+        **({"cuda_graphs": NO_GRAPHS} if shares_experts(config) and info.device == "cuda" else {}),
         **({"expert_rows": FP8_ROWS} if config.ep_dispatch_dtype == "fp8" else {}),
         **({"ranks": config.tp_size} if config.tp_size > 1 else {}),
         "threads": info.threads,

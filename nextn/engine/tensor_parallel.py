@@ -25,10 +25,10 @@ from multiprocessing import connection
 from torch import Tensor
 
 from nextn.config import EngineConfig
-from nextn.distributed.expert_world import ExpertWorld
 from nextn.distributed.group import PeerGone
 from nextn.distributed.process import RankProcess
 from nextn.distributed.pulse import LOADING, SILENT, Pulse
+from nextn.distributed.step_world import StepWorld
 from nextn.distributed.wire import GONE, Ended, Loaded, dumps, receive
 from nextn.engine.executor import ExecutorInfo, ExpertCounts, Ran, ShardLoad
 from nextn.engine.gang import Gang, threads_of
@@ -56,7 +56,7 @@ class TensorParallelExecutor:
                 f"--node-rank {config.node_rank}: only nextn serve runs the ranks of other nodes"
             )
         self._check = config.check_integrity
-        self.world: ExpertWorld | None = None
+        self.world: StepWorld | None = None
         self._gang = Gang(dataclasses.replace(config, threads=threads_of(config)), seat)
         config = self._gang.config
         self._ranks, self.processes = self._gang.own, self._gang.processes
@@ -152,6 +152,8 @@ class TensorParallelExecutor:
 
     def _send(self, message: RequestState | str | Plan | PageData | Loaded) -> None:
         self.check()
+        if not self._gang.links:
+            return
         data = dumps(message)
         try:
             for link in self._gang.links:

@@ -10,6 +10,8 @@ from nextn.distributed.mesh_world import MeshWorld
 from nextn.distributed.placement_file import Sizes, initial_placement
 from nextn.distributed.ranks import Ranks
 from nextn.distributed.shared_world import SharedWorld
+from nextn.distributed.torch_experts import TorchExpertWorld
+from nextn.distributed.torch_group import TorchGroup
 from nextn.engine.gang import most_rows, threads_of
 from nextn.engine.seat import Seat
 from nextn.families.config import ModelConfig
@@ -20,8 +22,27 @@ def shares_experts(config: EngineConfig) -> bool:
 
 
 def make_world(config: EngineConfig, cfg: ModelConfig, seat: Seat | None, ranks: Ranks | None) -> ExpertWorld:
-    """seat: None where all ranks are those of one group on several machines. Raises ValueError for a model
-    without routed experts, and for a placement that does not fit it."""
+    """For the native kernels. seat: None where all ranks are those of one group on several machines. Raises
+    ValueError for a model without routed experts, and for a placement that does not fit it."""
+    if seat is None:
+        assert isinstance(ranks, MeshRanks)
+        return MeshWorld(_share(config, cfg, ranks.rank), ranks)
+    share = _share(config, cfg, seat.group * config.tp_size + seat.rank)
+    groups, size, dynamic = config.groups, config.world_size, _dynamic(config)
+    if seat.everyone is not None:
+        return MeshWorld(share, seat.everyone, dynamic, groups)
+    assert seat.memory is not None
+    return SharedWorld(share, groups, seat.memory, size * threads_of(config), most_rows(config), dynamic)
+
+
+def make_torch_world(config: EngineConfig, cfg: ModelConfig, ranks: Ranks) -> TorchExpertWorld:
+    """For the torch model. ranks: those of all groups have met. Raises as `make_world`."""
+    group = ranks.group
+    assert isinstance(group, TorchGroup)
+    return TorchExpertWorld(group, config.groups, _share(config, cfg, group.rank), _dynamic(config))
+
+
+def _share(config: EngineConfig, cfg: ModelConfig, rank: int) -> ExpertShare:
     if not cfg.n_routed_experts:
         raise ValueError(
             f"{sharing_option(config)}: {cfg.architecture} here has no routed experts to share; leave it out"
@@ -33,19 +54,12 @@ def make_world(config: EngineConfig, cfg: ModelConfig, seat: Seat | None, ranks:
         layers, cfg.n_routed_experts, cfg.n_routed_experts + spare, config.ep_size, dense_layers=dense
     )
     placement = initial_placement(config.init_expert_location, sizes)
-    size = config.world_size
-    if seat is None:
-        assert isinstance(ranks, MeshRanks)
-        return MeshWorld(ExpertShare(ranks.rank, size, config.ep_size, placement, 1 + spare, dense), ranks)
-    rank = seat.group * config.tp_size + seat.rank
-    share = ExpertShare(rank, size, config.ep_size, placement, 1 + spare, dense)
-    groups = config.groups
-    # Of one group, all rows would go to the same replicas.
-    dynamic = config.ep_dispatch_algorithm == "dynamic" or groups == 1
-    if seat.everyone is not None:
-        return MeshWorld(share, seat.everyone, dynamic, groups)
-    assert seat.memory is not None
-    return SharedWorld(share, groups, seat.memory, size * threads_of(config), most_rows(config), dynamic)
+    return ExpertShare(rank, config.world_size, config.ep_size, placement, 1 + spare, dense)
+
+
+def _dynamic(config: EngineConfig) -> bool:
+    """Do an expert's replicas take turns? Always with one group, whose rows would all go to the same one."""
+    return config.ep_dispatch_algorithm == "dynamic" or config.groups == 1
 
 
 def sharing_option(config: EngineConfig) -> str:

@@ -45,6 +45,8 @@ class ParallelMoE(MoE):
         self._prefix = cfg.names.at(index)
         self._empty = partial(sharing.empty, 0)  # no rows, of so many columns
         self._elsewhere = set(range(cfg.n_routed_experts)) - set(self.held)
+        # Rows of the group that chose each expert. Its ranks have the same rows: the first one counts.
+        self.counts = torch.zeros(cfg.n_routed_experts, dtype=torch.int64, device=sharing.device)
         # The columns that each slice returns, also where every slice computes all of them.
         self.returned = Split.even(self.world.peers, cfg.hidden_size)
 
@@ -70,6 +72,9 @@ class ParallelMoE(MoE):
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         """As `MoE.forward`. All ranks of the world are in it, or in `idle`."""
         ids, weights = self.route(x)
+        if self.group.rank == 0:
+            chosen = ids[: batch.rows].flatten().long()
+            self.counts.scatter_add_(0, chosen, torch.ones_like(chosen))
         rows, rank, hidden = bounds(batch.rows, self.group.size, 1), self.group.rank, x.shape[1]
         begin, end = rows[rank], rows[rank + 1]
         results = self._spread(x[begin:end], ids[begin:end], begin)
@@ -87,33 +92,45 @@ class ParallelMoE(MoE):
 
     def _spread(self, x: Tensor, ids: Tensor, first: int) -> Tensor:
         """Of rows `first` and on of the group: x [n, C], ids [n, K] -> their experts' results [n, K, C]."""
+        world, (n, k) = self.world, ids.shape
         shard, place = self.replicas.choose(ids, first)
-        sent, chosen = [], [shard == s for s in range(self.world.shards)]
-        for here in chosen:
-            rows = here.any(1)
-            sent += [self._packed(x[rows], place.where(here, -1)[rows])] * self.world.slices
-        returned = iter(self.world.exchange(self._serve(self.world.exchange(sent))))
+        here = shard == torch.arange(world.shards, device=ids.device)[:, None, None]  # [shards, n, K]
+        goes = here.any(2)
+        sizes = self._sizes(torch.stack((goes.sum(1), here.sum((1, 2))), dim=1))
+        rows, choices = zip(*sizes[: world.shards], strict=True)  # that go to each shard
+        their_rows, their_choices = zip(*sizes[world.shards :], strict=True)  # that come from each rank
+        at = _true_at(goes, sum(rows))
+        sources = torch.arange(n, device=ids.device).repeat(world.shards)[at]
+        chosen = place.where(here, -1).flatten(0, 1)[at]
+        packed = self._packed(x[sources], chosen).split(rows)
+        sent = [part for part in packed for _ in range(world.slices)]
+        results = self._serve(world.exchange(sent, their_rows), their_choices)
+        due = [count * len(columns) for count in choices for columns in self.returned.parts]
+        returned = iter(world.exchange(results, due))
         found = []
-        for here in chosen:
-            count = int(here.sum())
-            parts = [next(returned).view(count, len(own)) for own in self.returned.parts]
+        for count in choices:
+            parts = [next(returned).view(count, len(columns)) for columns in self.returned.parts]
             found.append(torch.cat(parts, dim=1))
-        results = found[0].new_empty(*ids.shape, self.returned.n)
-        for here, part in zip(chosen, found, strict=True):
-            results[here] = part
-        return results
+        by_shard = shard.flatten().argsort(stable=True)
+        whole = found[0].new_empty(n * k, self.returned.n)
+        return whole.index_copy_(0, by_shard, torch.cat(found)).view(n, k, self.returned.n)
 
-    def _serve(self, packed: Sequence[Tensor]) -> list[Tensor]:
-        """What the ranks of the world have sent -> for each the results of its choices, row by row, as one
-        array: of each this slice's columns."""
-        counts = [*map(len, packed), 1]
+    def _sizes(self, own: Tensor) -> list[tuple[int, int]]:
+        """own [shards, 2]: how many rows and choices go to each shard -> these, and then how many come from
+        each rank of the world. Here the host waits, once in a layer."""
+        by_rank = own.repeat_interleave(self.world.slices, dim=0).split(1)
+        theirs = self.world.exchange(by_rank, [1] * self.world.size)
+        return [(rows, choices) for rows, choices in torch.cat((own, *theirs)).tolist()]
+
+    def _serve(self, packed: Sequence[Tensor], choices: Sequence[int]) -> list[Tensor]:
+        """What the ranks of the world have sent, with so many choices in it -> for each rank the results of
+        its choices, row by row, as one array: of each this slice's columns."""
         x, ids = self._unpacked(torch.cat(list(packed)))
         # A row without choices besides, so that the kernels always have one.
         x, ids = F.pad(x, (0, 0, 0, 1)), F.pad(ids, (0, 0, 0, 1), value=-1)
         begin, end = (at - self.hidden.begin for at in (self.returned.begin, self.returned.end))
-        results = self.results(x, ids)[..., begin:end]
-        both = zip(results.split(counts), ids.split(counts), strict=True)
-        return [found[chosen >= 0].flatten() for found, chosen in both][:-1]
+        results = self.results(x, ids).flatten(0, 1)[_true_at(ids >= 0, sum(choices)), begin:end]
+        return list(results.flatten().split([count * (end - begin) for count in choices]))
 
     def _packed(self, x: Tensor, ids: Tensor) -> Tensor:
         """x [n, C], ids [n, K] -> [n, bytes]."""
@@ -126,3 +143,9 @@ class ParallelMoE(MoE):
         ids, x = (t.clone(memory_format=torch.contiguous_format) for t in packed.tensor_split([at], dim=1))
         found = unpack(x, self.cfg.hidden_size, dtype) if self.fp8_rows else x.view(dtype)
         return found, ids.view(torch.int32).long()
+
+
+def _true_at(mask: Tensor, count: int) -> Tensor:
+    """mask: with `count` True values -> their places in its flat form, in order. The host does not wait for
+    the device, as it would in `nonzero`."""
+    return mask.flatten().to(torch.uint8).argsort(descending=True, stable=True)[:count]

@@ -3,17 +3,15 @@
     N  logical experts: those of the model      P  physical experts: logical ones and spare replicas
     E  shards, of which shard s has physical experts s * P / E .. (s + 1) * P / E - 1
 
-A shard has equal physical experts only once in memory: they are one expert that is `held`. N = 4, P = 6 and
-E = 2, with the physical experts 0 1 0 | 2 3 0: shard 0 holds [0, 1], shard 1 holds [0, 2, 3]. Rows of expert
-0 go to the replicas in turns: two of three to shard 0. All replicas have the same weights, so a text does not
-depend on any of this.
+N = 4, P = 6 and E = 2, with the physical experts 0 1 0 | 2 3 0: rows of expert 0 go to the replicas in turns,
+two of three to shard 0. It has equal ones in two places of its memory, and computes with the last. All
+replicas have the same weights, so a text does not depend on any of this.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,22 +46,27 @@ class ExpertParallel:
 
 
 class Replicas:
-    """One layer's. physical [P]: the logical expert of each. held: of each shard, its logical experts."""
+    """One layer's. physical [P]: the logical expert of each. held: of each shard, its experts in their
+    places."""
 
     def __init__(
         self, physical: Ints, experts: int, shards: int, group: int | None, device: torch.device
     ) -> None:
-        parts = physical.reshape(shards, -1)
-        self.held: list[list[int]] = [np.unique(part).tolist() for part in parts]
-        self._group = group
+        self.held: list[list[int]] = physical.reshape(shards, -1).tolist()
+        self._group, self._sizes = group, (experts, shards)
         found: list[list[tuple[int, int]]] = [[] for _ in range(experts)]
-        for shard, part in enumerate(parts.tolist()):
+        for shard, part in enumerate(self.held):
+            last = {e: place for place, e in enumerate(part)}
             for e in part:
-                found[e].append((shard, self.held[shard].index(e)))
+                found[e].append((shard, last[e]))
         most = max(map(len, found))
         table = [places + places[:1] * (most - len(places)) for places in found]
         self._table = torch.tensor(table, device=device)  # [N, most, 2]
         self._counts = torch.tensor(list(map(len, found)), device=device)
+
+    def placed(self, physical: Ints) -> Replicas:
+        """The same where experts have moved."""
+        return Replicas(physical, *self._sizes, self._group, self._table.device)
 
     def choose(self, ids: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """ids [n, K], logical experts of rows `first` and on -> the shards that compute them, and their

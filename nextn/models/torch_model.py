@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,7 +58,7 @@ class TorchModel:
         self.norm = sharing.empty(cfg.hidden_size)
         target = sharing.over(experts)
         self.layers = [DecoderLayer(target, i) for i in range(cfg.num_hidden_layers)]
-        self._parallel = [layer.mlp for layer in self.layers if isinstance(layer.mlp, ParallelMoE)]
+        self.parallel = [layer.mlp for layer in self.layers if isinstance(layer.mlp, ParallelMoE)]
         self.vocabulary = sharing.vocabulary(draft_tokens)
         head = self.embedding[self.vocabulary.begin : self.vocabulary.end]
         self.head = head if cfg.tie_word_embeddings else torch.empty_like(head)
@@ -105,9 +106,15 @@ class TorchModel:
     def rows(self) -> dict[str, range]:
         """Checkpoint name -> which rows of that tensor its target takes, of those that ranks share out."""
         found = self.sharing.rows(expected_tensors(self.config, self.nextn_layers), self.vocabulary)
-        for moe in self._parallel:
+        for moe in self.parallel:
             found |= moe.rows()
         return found
+
+    def expert_counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of experts that a world shares, and of no NextN module's."""
+        none = np.zeros((0, self.config.n_routed_experts or 0), np.int64)
+        own = [moe.counts for moe in self.parallel]
+        return torch.stack(own).cpu().numpy() if own else none, none
 
     @property
     def nextn_layers(self) -> int:
@@ -129,7 +136,7 @@ class TorchModel:
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         if not batch.rows:
-            for moe in self._parallel:
+            for moe in self.parallel:
                 moe.idle()
             return torch.empty(0, self.config.hidden_size, dtype=self.dtype, device=self.device)
         x, cos, sin = self.ops.embed(batch.tokens, batch.positions, self.tables)

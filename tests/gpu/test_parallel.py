@@ -1,5 +1,5 @@
 """Ranks on CUDA devices: NCCL, alone, in a graph and between GPUs; two ranks on one GPU by Gloo; the same as
-ranks of two machines. Skipped where there is no device."""
+ranks of two machines, and with experts that ranks and groups share. Skipped where there is no device."""
 
 import os
 import signal
@@ -11,6 +11,7 @@ from support.engine_runs import executor_of, go_on, request, run, runner_of
 from support.exchanges import check_exchanges
 from support.nodes import free_address as address_of
 from support.nodes import ranks_of_other_nodes
+from support.played_groups import tokens, two_groups
 from support.sharing import CONFIG, all_steps, same, shared_model
 from support.torch_ranks import check_gathers, finish, free_address, start_rank
 
@@ -19,6 +20,8 @@ from nextn.distributed.group import PeerGone
 from nextn.distributed.torch_group import TorchGroup
 from nextn.distributed.torch_world import TorchWorld
 from nextn.engine.engine import Engine
+from nextn.request import Request, SamplingParams
+from nextn.server_config import ServerConfig
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
@@ -117,6 +120,10 @@ def test_two_gpus_have_the_bits_of_one(ops, dtype):
     assert hashes(2, ops, dtype, "nccl") == [want, want]
 
 
+CHOICES = [
+    SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True),
+    SamplingParams(max_tokens=40, temperature=1.0, seed=3, ignore_eos=True),
+]
 ONE = EngineConfig(
     device="cuda", kv_cache_tokens=4096, speculative_num_steps=2, check_integrity=True, step_cost_cache="off"
 )
@@ -156,6 +163,35 @@ def test_engines_of_one_and_two_ranks_find_the_same_text(monkeypatch):
     want = found_by(ONE)
     assert found_by(TWO) == want
     assert found_by(on_two_nodes(TWO, monkeypatch)) == want
+
+
+def test_ranks_that_share_experts_find_the_same_text(monkeypatch):
+    """While experts move; on one machine, and on two."""
+    more = {"ep_num_redundant_experts": 2, "enable_eplb": True, "eplb_rebalance_num_iterations": 8}
+    two, want = replace(TWO, ep_size=2, **more), found_by(ONE)
+    assert found_by(two) == want
+    assert found_by(on_two_nodes(two, monkeypatch)) == want
+
+
+def jobs(group):
+    return [Request(f"{group}.{n}", [5 + n, 6, 7], CHOICES[n]) for n in range(2)]
+
+
+def test_groups_find_the_texts_of_one_engine():
+    """Both work, then each alone."""
+    options = {"kv_cache_tokens": 4096, "speculative_num_steps": 2, "grammar_backend": "none"}
+    config = ServerConfig(device="cuda", check_integrity=True, step_cost_cache="off", **options)
+    one = Engine(config)
+    want = [tokens(one, jobs(group)) for group in range(2)]
+    close(one)
+    config = replace(config, tp_size=2, dp_size=2, enable_dp_attention=True, ep_size=2)
+    with two_groups(config) as (here, there):
+        there.start(jobs(1))
+        assert tokens(here, jobs(0)) == want[0]
+        assert there.found(here) == want[1]
+        assert tokens(here, jobs(1)) == want[1]
+        there.start(jobs(0))
+        assert there.found(here) == want[0]
 
 
 def test_two_machines_agree_on_the_size_of_the_kv_pool(monkeypatch):

@@ -20,7 +20,8 @@ def check_exchanges(world: Any, seed: int = 0, device: str = "cpu") -> None:
                 sent = [
                     [_random(rng, most, shape, dtype) for _ in range(world.size)] for _ in range(world.size)
                 ]
-                found = world.exchange([part.to(device) for part in sent[world.rank]])
+                due = [len(parts[world.rank]) for parts in sent]
+                found = world.exchange([part.to(device) for part in sent[world.rank]], due)
                 assert len(found) == world.size
                 for rank, part in enumerate(found):
                     want = sent[rank][world.rank]

@@ -60,10 +60,12 @@ def shared_model(
     draft_tokens: Sequence[int] | None = None,
     experts: ExpertParallel | None = None,
     fp8_rows: bool = False,
+    kernels: str = "reference",
 ) -> Any:
-    """ops: by name, or themselves, then with the plain model. Random weights, the same for all groups."""
+    """ops: by name, or themselves, then with the model of these kernels. Random weights, the same for all
+    groups."""
     cfg, on = ModelConfig.from_dict(config), torch.device(device)
-    made, kernels = (ops, "reference")
+    made = ops
     if isinstance(ops, str):
         made, kernels = make_ops(product_shapes(cfg), dtype, on, ops), ops
     layers = cfg.num_nextn_predict_layers

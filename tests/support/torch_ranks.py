@@ -108,7 +108,7 @@ def world_task(ranks: TorchGroup, task: str, groups: str, shards: str, *options:
         world.rows(0)
         print("ready", flush=True)
         while True:
-            world.exchange([torch.zeros(3)] * world.size)
+            world.exchange([torch.zeros(3)] * world.size, [3] * world.size)
             time.sleep(0.01)
 
 

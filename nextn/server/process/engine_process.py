@@ -91,6 +91,8 @@ def take_gpu(config: ServerConfig, rank: int) -> None:
     """Each replica has GPUs of its own, as many as ranks. Raises ValueError if there are too few."""
     if config.device == "cpu" or config.distributed_executor_backend == "ray":  # which chooses itself
         return
+    if config.attention_dp > 1:  # the ranks of all groups have the GPUs from the first one on
+        return
     import torch
 
     if not torch.cuda.is_available():

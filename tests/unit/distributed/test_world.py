@@ -66,7 +66,7 @@ def test_a_rank_that_raises_ends_the_others() -> None:
             if world.rank == 2:
                 world.peers.gather(torch.zeros(1, 2), (0, 1, 2))
             else:
-                world.exchange([torch.zeros(1)] * 4)
+                world.exchange([torch.zeros(1)] * 4, [1] * 4)
         except PeerGone as e:
             seen.append(str(e))
             raise

@@ -21,6 +21,7 @@ from support.processes import children, runs
 
 from nextn.config import EngineConfig
 from nextn.distributed.group import PeerGone
+from nextn.distributed.torch_experts import TorchExpertWorld
 from nextn.distributed.torch_group import TorchGroup
 from nextn.engine import gpu_ranks, tensor_parallel
 from nextn.engine.engine import Engine
@@ -104,14 +105,15 @@ def test_two_ranks_find_the_text_of_one(want: list[tuple[str, tuple[int, ...]]])
 
 @pytest.mark.usefixtures("by_torch")
 def test_so_do_ranks_of_two_machines(want: list[tuple[str, tuple[int, ...]]]) -> None:
-    """Even when one was gone, and all have begun again: a group that was left can be joined anew."""
-    before, config = children(os.getpid()), on_two_nodes()
+    """That share experts. Even when one was gone, and all have begun again: a group that was left can be
+    joined anew."""
+    before, config = children(os.getpid()), replace(on_two_nodes(), ep_size=2)
     with ranks_of_other_nodes(config):
         with made(config) as engine:
             [pid] = children(os.getpid()) - before
             kill(engine, pid)
         with made(config) as engine:
-            assert isinstance(executor_of(engine)._runner.model.group, TorchGroup)
+            assert isinstance(executor_of(engine).world, TorchExpertWorld)
             assert tokens(engine) == want
     assert children(os.getpid()) <= before
 
@@ -144,17 +146,12 @@ def test_what_a_rank_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         Engine(TWO)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"ep_size": 2}, "--ep-size 2: only the native kernels share experts out so far, and --device cuda"),
-        ({"dp_size": 2, "enable_dp_attention": True}, "--enable-dp-attention: only the native kernels share"),
-    ],
-)
-def test_shared_experts_are_refused_on_gpus(options: dict[str, Any], said: str) -> None:
-    """Where groups are on several machines, their ranks have not met as on GPUs."""
+def test_groups_on_gpus_of_several_machines_are_refused() -> None:
+    """Their ranks have not met as on GPUs."""
+    options = {"dp_size": 2, "enable_dp_attention": True, "nnodes": 2, "dist_init_addr": "10.0.0.1:5000"}
     config: Any = ServerConfig(**{**asdict(TWO), **options})
     ranks: Any = SimpleNamespace(gpus=None)
+    said = "--enable-dp-attention with --nnodes 2: only the native kernels do this so far, and --device cuda"
     with pytest.raises(ValueError, match=said):
         make_model(config.of_replica(), torch.device("cuda"), 1, ranks)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.checkpoints import tiny_config
 from support.sharing import ExactReference, same
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nextn.distributed.group import Alone
 from nextn.distributed.placement import Placement
@@ -87,12 +88,44 @@ def test_bytes_of_rows(fp8_rows: bool) -> None:
         x = torch.randn(16, 260, generator=torch.Generator().manual_seed(world.rank)).bfloat16()
         moe.router.normal_(generator=torch.Generator().manual_seed(9))
         moe.forward(x, batch_of(15))
-        return world.to[0][1 - world.rank], moe.route(x)[0][:15]
+        return world.to[1][1 - world.rank], moe.route(x)[0][:15]  # the sizes go first
 
     for rank, (sent, ids) in enumerate(run_world(2, 2, 2, lambda world: compute(Recorded(world)))):
         there = int((ids // 2 == 1 - rank).any(1).sum())
         assert 0 < there < 15
         assert sent == there * (2 * 4 + (260 + 3 * 4 if fp8_rows else 2 * 260))
+
+
+def test_the_host_waits_for_sizes_alone() -> None:
+    """No other number of the device decides about a shape, so there is nothing that it would wait for."""
+    config = tiny_config(n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1)
+    cfg = ModelConfig.from_dict(config)
+
+    def compute(world: ThreadWorld) -> list[str]:
+        sharing = Sharing(cfg, ExactReference(), torch.float32, CPU, world.attention)
+        moe = ParallelMoE(sharing.over(ExpertParallel(world)), 2)
+        for weight in moe.targets("").values():
+            weight.normal_()
+        with HostWaits() as waits:
+            moe.forward(torch.randn(8, cfg.hidden_size), batch_of(5))
+        return waits.found
+
+    assert run_world(2, 2, 2, compute) == [[], []]
+
+
+class HostWaits(TorchDispatchMode):
+    """found: what was called that makes the host wait for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        waits = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags)
+        by_places = func is torch.ops.aten.index.Tensor and all(at.dtype is not torch.bool for at in args[1])
+        if waits and not by_places:
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 class Recorded:
@@ -105,9 +138,9 @@ class Recorded:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world, name)
 
-    def exchange(self, parts: Sequence[Tensor]) -> list[Tensor]:
+    def exchange(self, parts: Sequence[Tensor], due: Sequence[int]) -> list[Tensor]:
         self.to.append([part.nbytes for part in parts])
-        return self._world.exchange(parts)
+        return self._world.exchange(parts, due)
 
 
 def made(found: Sequence[Addend]) -> tuple[Tensor, ...]:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.checkpoints import gqa_config, quantize_tensors, random_tensors, tiny_config, write_checkpoint
 from support.draft_folders import fp8_config
 from support.sharing import ExactReference, all_steps, same
+from support.torch_worlds import group_steps, placed, run_steps
 from torch import Tensor
 
 from nextn.distributed.group import Alone, Group
+from nextn.distributed.placement import Placement, moves
+from nextn.distributed.thread_world import ThreadWorld, run_world
 from nextn.distributed.threads import run_ranks
 from nextn.families.config import ModelConfig
+from nextn.layers.expert_slots import ExpertSlots
+from nextn.layers.replicas import ExpertParallel
 from nextn.models.fp8 import block_layers
 from nextn.models.loader import load_checkpoint, stored_formats
 from nextn.models.names import expected_tensors, shared_tensors
@@ -41,9 +48,10 @@ def checkpoint(folder: Path, config: dict[str, Any], **plain: Tensor) -> ModelCo
 
 
 def loaded(
-    folder: Path, cfg: ModelConfig, ops: Ops, blocks: dict[int, int], group: Group = Alone()  # noqa: B008
+    folder: Path, cfg: ModelConfig, ops: Ops, blocks: dict[int, int], group: Group = Alone(),  # noqa: B008
+    experts: ExpertParallel | None = None,
 ) -> TorchModel:  # fmt: skip
-    model = TorchModel(cfg, ops, F32, CPU, 1, group=group, blocks=blocks)
+    model = TorchModel(cfg, ops, F32, CPU, 1, group=group, experts=experts, blocks=blocks)
     load_checkpoint(
         folder, expected_tensors(cfg, 1), model.place, quantization=cfg.quantization, dtype=F32,
         shared=shared_tensors(cfg, 1), as_stored=model.as_stored, rows=model.rows(),
@@ -74,6 +82,43 @@ def test_ranks_have_the_bits_of_one_device(tmp_path: Path) -> None:
     want = all_steps(loaded(tmp_path, cfg, ExactReference(), blocks))
     for found in run_ranks(3, lambda g: all_steps(loaded(tmp_path, cfg, ExactReference(), blocks, g))):
         same(found, want)
+
+
+def test_so_have_ranks_that_share_experts(tmp_path: Path) -> None:
+    """Two slices of each, in two shards; then all have moved."""
+    config = tiny_config(num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=2)
+    cfg = checkpoint(tmp_path, config)
+    blocks = layers(tmp_path, cfg)
+    alone = loaded(tmp_path, cfg, ExactReference(), blocks)
+    want = [run_steps(alone, group_steps(group)) for group in range(2)]
+    before, after = placed(config, 2, 1), placed(config, 2, 4)
+
+    def steps(world: ThreadWorld) -> list[list[Tensor]]:
+        experts = ExpertParallel(world, before)
+        model = loaded(tmp_path, cfg, ExactReference(), blocks, world.attention, experts)
+        found = [run_steps(model, group_steps(world.group))]
+        swap(world, [ExpertSlots(moe) for moe in model.parallel], before, after)
+        return [*found, run_steps(model, group_steps(world.group))]
+
+    for rank, found in enumerate(run_world(4, 2, 2, steps)):
+        same(found[0], want[rank // 2])
+        same(found[1], want[rank // 2])
+
+
+def swap(world: ThreadWorld, tables: Sequence[ExpertSlots], before: Placement, after: Placement) -> None:
+    """Every expert that changes its slot, by way of all ranks' memory."""
+    each = before.slots // world.shards
+    first = world.shard * each
+    for row, table in enumerate(tables):
+        own = [np.empty(table.size(0), np.uint8) for _ in range(each)]
+        for member, data in enumerate(own):
+            table.read(member, data)
+        slices = world.exchange([torch.from_numpy(np.stack(own))] * world.size, [each] * world.size)
+        of_slice = torch.cat(slices[world.rank % world.slices :: world.slices])  # by slot
+        for slot, source in moves(before, after, world.shards)[row]:
+            if first <= slot < first + each:
+                table.write(slot - first, of_slice[source].numpy())
+        table.take(after, row)
 
 
 @pytest.mark.skipif(sys.platform != "linux" or torch.cuda.is_available(), reason="needs triton's interpreter")

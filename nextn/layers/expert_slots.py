@@ -1,0 +1,51 @@
+"""The experts of a layer that this rank holds, as experts move between slots
+(`nextn.distributed.expert_mover`): bytes in the host's memory, wherever the weights are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from nextn.distributed.expert_share import Bytes
+from nextn.distributed.placement import Placement
+from nextn.layers.expert_parallel import ParallelMoE
+from nextn.ops.fp8 import Fp8Matrix
+
+
+class ExpertSlots:
+    """To be made when the weights are loaded."""
+
+    def __init__(self, moe: ParallelMoE) -> None:
+        self._moe = moe
+        loaded = {e: slot for slot, e in enumerate(moe.held)}  # of equal ones the last, as in `MoE.targets`
+        for slot, e in enumerate(moe.held):
+            if slot != loaded[e]:
+                for to, source in zip(self._parts(slot), self._parts(loaded[e]), strict=True):
+                    to.copy_(source)
+
+    def size(self, member: int) -> int:
+        return sum(part.nbytes for part in self._parts(member))
+
+    def read(self, member: int, to: Bytes) -> None:
+        at = 0
+        for part in self._parts(member):
+            to[at : at + part.nbytes] = part.cpu().numpy()
+            at += part.nbytes
+
+    def write(self, member: int, found: Bytes) -> None:
+        at = 0
+        for part in self._parts(member):
+            part.copy_(torch.from_numpy(found[at : at + part.nbytes]))
+            at += part.nbytes
+
+    def take(self, placement: Placement, row: int) -> None:
+        self._moe.replicas = self._moe.replicas.placed(placement.physical[row])
+
+    def _parts(self, member: int) -> Iterator[Tensor]:
+        """Its weights' memory: [bytes] each."""
+        for weight in (self._moe.gate_up, self._moe.down):
+            of_one = weight[member]
+            both = (of_one.data, of_one.scale) if isinstance(of_one, Fp8Matrix) else (of_one,)
+            yield from (tensor.view(torch.uint8).flatten() for tensor in both)
