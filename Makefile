@@ -47,7 +47,7 @@ test: $(VENV)/.dev
 		--dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 test-native: $(VENV)/.dev
-	$(BIN)/python -m pytest -rs tests/native tests/unit/ops/cpu tests/parity/test_native_model.py $(TEST_ARGS)
+	NEXTN_ALL_SANITIZERS=1 $(BIN)/python -m pytest -rs tests/native tests/unit/ops/cpu tests/parity/test_native_model.py $(TEST_ARGS)
 
 # Sees what test_sanitizers.py cannot: rows and weights that Python hands over, which are torch's.
 ADDRESSES := build/addresses

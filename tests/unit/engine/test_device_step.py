@@ -147,7 +147,7 @@ ends = st.frozensets(st.integers(0, 11), max_size=3)
 each = st.tuples(ends, st.integers(1, 12), st.integers(0, 4), st.booleans(), st.integers(0, 99))
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(each, min_size=1, max_size=4), st.booleans())
 def test_ends(model, each, ahead):
     """End tokens, amid accepted drafts too, and limits."""

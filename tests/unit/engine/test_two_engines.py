@@ -53,7 +53,7 @@ def texts(engine: Any, jobs: Any, seed: int = 0, doomed: list[str] | None = None
     st.booleans(),
     st.booleans(),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_texts_of_one_engine(seed: int, breaks: float, cache: str, aborts: bool, ahead: bool) -> None:
     """The fake model reads its context back from the pages: one wrong slot is another text."""
     jobs = [job for job in work(seed) if len(job[1]) > 1]
