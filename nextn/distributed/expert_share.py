@@ -7,6 +7,7 @@ placement says which expert each is. Replicas have the same bytes, so a placemen
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
 
 Bytes = NDArray[np.uint8]
+
+
+def fill(places: Iterable[Bytes], data: Bytes) -> None:
+    """Writes data into the places, one after another. It may be longer than all of them."""
+    at = 0
+    for place in places:
+        place[:] = data[at : at + len(place)]
+        at += len(place)
 
 
 @dataclass
@@ -90,10 +99,7 @@ class ExpertTable:
             at += len(part)
 
     def write(self, member: int, found: Bytes) -> None:
-        at = 0
-        for part in self._parts(member):
-            part[:] = found[at : at + len(part)]
-            at += len(part)
+        fill(self._parts(member), found)
 
     def _parts(self, member: int) -> list[Bytes]:
         return [*self.gate_up.member(member), *self.down.member(member)]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nextn.distributed.expert_share import Bytes
+from nextn.distributed.expert_share import Bytes, fill
 
 # An array for each rank, and how many bytes come from each -> what comes from each.
 Swap = Callable[[Sequence[Bytes], Sequence[int]], Sequence[Bytes]]
@@ -29,7 +29,4 @@ def hand_over(parcels: Sequence[Parcel], rank: int, size: int, swap: Swap) -> No
     due = [[p.place for p in away if (p.source, p.to) == (other, rank)] for other in ranks]
     sent = [np.concatenate(some) if some else none for some in out]
     for some, data in zip(due, swap(sent, [sum(map(len, some)) for some in due]), strict=True):
-        at = 0
-        for place in some:
-            place[:] = data[at : at + len(place)]
-            at += len(place)
+        fill(some, data)
