@@ -47,8 +47,7 @@ def time_steps(
 
 def _time(executor: Executor, n: int, position: int, beyond: int, settings: Sequence[tuple[int, int]],
           found: dict[StepWork, list[float]], seconds: float, known: int = 1) -> None:  # fmt: skip
-    drafts = [[1] * 4] * n
-    begin, rounds = time.perf_counter(), 0
+    drafts, begin, rounds = [[1] * 4] * n, time.perf_counter(), 0
     while (rounds := rounds + 1) <= 2 or time.perf_counter() - begin < seconds:
         for verified, made in settings:
             chains = [draft[:verified] for draft in drafts]

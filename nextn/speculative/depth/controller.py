@@ -94,7 +94,7 @@ class DepthController:
             self._size, self._trial, self._away, self._skip = round(math.log2(n)), [], 0, 1
             self._log.clear()
         if other or (self._since >= PLAN_SECONDS and not (self._trial or self._away)):
-            self._plan(n)
+            self._plan(n, work.rows <= 1.25 * (n + work.drafts))  # amid prompts a trial would draft for them
 
     def _note_step(self, work: StepWork, seconds: float, is_own: bool, drafting: bool) -> None:
         own = work.requests + work.drafts  # beyond it: parts of prompts, or the drafter catches up
@@ -137,7 +137,7 @@ class DepthController:
         spread = 1.5 * median(abs(each - mean) for each in known) / math.sqrt(count)
         return mean, max(UNKNOWN / count**2, spread, 0.5 * abs(known[-1] - mean))
 
-    def _plan(self, n: int) -> None:
+    def _plan(self, n: int, may_try: bool = False) -> None:
         if self._log:
             self._step = fmean(seconds for _, seconds, _ in self._log)
             self._context = fmean(work.context / work.requests for _, _, work in self._log)
@@ -147,6 +147,7 @@ class DepthController:
         self._prompts = kept * self._prompts + self._prompt / SPREAD_SECONDS
         cost, self._since, self._prompt = self.cost.at(self._context), 0.0, 0
         base = cost.rows(n)
+        self._mean += 0.5 * deviation  # the setting that looks best is, more often than not, so by chance
         self._setting = setting = self.worth.plan(n, cost.times(self._mean), base)
         tokens = 1.0 + _ratio(self._tokens) * (setting.tokens - 1.0)
         extra = _ratio(self._extra) * setting.extra
@@ -171,7 +172,7 @@ class DepthController:
         most = max(2.0 * MARGIN, 2 * TRIAL_STEPS[0] * self._step, price)  # at once: a load may be short
         self._budget = max(-most, min(most, self._budget))
         due = untried or abs(ahead) < 2.0 * doubt or price < RECHECK * self._since_trial
-        if due and price <= self._budget and len(self._log) >= length:
+        if due and may_try and price <= self._budget and len(self._log) >= length:
             self._budget -= price
             if before:  # few drafts, as where they are dear, would teach little
                 self._setting, self._mean = self.worth.plan(n, milder, base), doubted
