@@ -1,4 +1,4 @@
-"""nextn: serving with multi-token prediction, exact by construction.
+"""nextn: a serving engine for models with multi-token prediction (MTP).
 
 `from nextn import LLM, SamplingParams` runs the engine in-process; `nextn serve` starts the server.
 """

@@ -95,8 +95,8 @@ class EngineConfig(ParallelConfig):
     num_hidden_layers_override: int | None = option(
         None,
         "model",
-        "for trials: only the first N of the model's layers, and its MTP layers. The texts are then NOT the "
-        "model's; with --load-format dummy, a model of any size starts on a small machine",
+        "for tests: load only the first N layers and the MTP layers. The texts are then NOT the model's. "
+        "With --load-format dummy, a model of any size starts on a small machine",
     )
     allow_non_finite_weights: bool = option(
         False, "model", "serve a checkpoint even if it has NaN or infinite weights"
@@ -122,8 +122,8 @@ class EngineConfig(ParallelConfig):
     cpu_isa: str = option(
         "auto",
         "model",
-        "instruction set of the native CPU kernels; auto: the best of this machine; a lower one shows the "
-        "speed of an older machine. Texts are exact at each level, but may differ between levels",
+        "instruction set level of the native CPU kernels; auto: the best that this machine supports. MTP "
+        "does not change texts at any level, but texts may differ between levels",
         choices=("auto", *CPU_LEVELS),
     )
     quantization: str | None = option(
@@ -137,16 +137,16 @@ class EngineConfig(ParallelConfig):
     quantization_group_size: int | None = option(
         None,
         "model",
-        "--quantization w4a16: inputs that share a scale: 32, 64 or 128; more take less memory and have a "
-        f"larger error; default: {DEFAULT_GROUP}",
+        "--quantization w4a16: number of inputs that share a scale: 32, 64 or 128. Larger groups take less "
+        f"memory and have a larger error; default: {DEFAULT_GROUP}",
     )
     gguf_activations: str = option(
         "auto",
         "model",
-        "inputs of products with GGUF's few-bit weights on the native kernels. int8: rounded to 8 bits, "
-        "a scale for 32 of them, as llama.cpp computes; bf16: not rounded, and slower; "
-        "auto: int8 where the CPU has AVX512-VNNI, one machine computes the text and --cpu-isa is auto, else "
-        "bf16. Texts are exact with either, and differ between them",
+        "type of the inputs that the native kernels multiply with quantized GGUF weights. int8: rounded to 8 "
+        "bits, with a scale for each 32, as in llama.cpp; bf16: slower, without this rounding; auto: int8 if "
+        "the CPU has AVX512-VNNI, the engine is on one machine and --cpu-isa is auto, else bf16. MTP does "
+        "not change texts with either, but texts differ between them",
         choices=("auto", "int8", "bf16"),
     )
     context_length: int | None = option(
@@ -172,7 +172,7 @@ class EngineConfig(ParallelConfig):
     mem_fraction_static: float = option(
         0.85,
         "memory",
-        "GPU: share of the memory that is free after loading, for the KV pool",
+        "GPU: fraction of the memory that is free after loading, to be used for the KV pool",
         "--max_memory_utilization",
         "--gpu-memory-utilization",
         "--device-memory-utilization",
@@ -210,8 +210,8 @@ class EngineConfig(ParallelConfig):
     overlap_schedule: str = option(
         "auto",
         "scheduling",
-        "on: plan each step, and take in the results of the one before, while another runs; off: plan a step "
-        "when the last one has been read; auto: on a GPU",
+        "on: while a step runs, commit the results of the previous step and plan the next one; off: plan a "
+        "step after the previous one has been committed; auto: on for a GPU, off for a CPU",
         choices=("auto", "on", "off"),
     )
     check_integrity: bool = option(False, "scheduling", "debug: check all bookkeeping after every step")

@@ -1,12 +1,12 @@
-"""A request's draft: a tree of guessed tokens under its root, of which a chain is the one-branch case. Pure.
+"""A draft as plain data: a tree of guessed tokens below a request's root. A chain is a tree with one branch.
 
-Worked example: the drafter thinks "x" or "y" follows the root, and after "y" comes "z":
+Worked example: the drafter guesses "x" or "y" after the root, and "z" after "y":
 
-    tokens   x   y   z           the span that is verified: root x y z, at slots 0 1 2 3 from the root's
+    tokens   x   y   z           to verify: the span root x y z, in slots 0 1 2 3
     parents -1  -1   1           paths: [0] [0 1] [0 2] [0 2 3]
 
-If the target chooses y after the root and w after y, then y is accepted, w is the bonus, and y's cache entry
-goes from slot 2 to slot 1, where its position says it belongs.
+Slots are counted from the root's. If the target chooses y after the root and w after y, then y is accepted
+and w is the bonus token. The cache entry of y is moved from slot 2 to slot 1, the slot of its position.
 """
 
 from __future__ import annotations
@@ -15,32 +15,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-MAX_DRAFTS = 16  # deepest
-AUTO_STEPS = -1  # instead of a number of steps: chosen while it runs
-MAX_AUTO_STEPS, MAX_AUTO_TREE_STEPS = 8, 4  # deepest that is chosen automatically, of chains and of trees
-# Positions that a request's drafter catches up with when it drafts again after steps without drafts. It does
-# not see those before them; with nextn-tiny its chains are then up to a tenth shorter for some dozen tokens.
+MAX_DRAFTS = 16  # maximum draft depth
+AUTO_STEPS = -1  # in place of a draft depth: automatic depth
+MAX_AUTO_STEPS, MAX_AUTO_TREE_STEPS = 8, 4  # maximum automatic depth of chains and of trees
+# When a request drafts again after steps without drafts, the draft layer first runs over this number of last
+# positions, and skips earlier ones. With nextn-tiny, chains are then up to a tenth shorter for some time.
 DRAFT_WINDOW = 64
 MAX_TOPK = 32
 
 
 def draft_window(page_size: int) -> int:
-    """DRAFT_WINDOW, or a page if that is larger: the draft layer sees whole ones."""
+    """DRAFT_WINDOW, or a page if that is larger, because the draft layer skips whole pages."""
     return max(DRAFT_WINDOW, page_size)
 
 
 @dataclass(slots=True, unsafe_hash=True)  # frozen ones take three times as long to make
 class Draft:
-    """Nodes come with parents before children, in a tree the likelier before the less likely: cutting off
-    the end leaves a tree."""
+    """Nodes come parents first and, in a tree, likelier ones first. So the first n nodes are a draft too."""
 
     tokens: Sequence[int] = ()
     parents: Sequence[int] | None = None  # each node's parent, -1 for the root; None: a chain
-    logprobs: Sequence[float] | None = None  # of each node's path in a tree, by the drafter
-    # Of a chain with a cutoff (`nextn.cutoff`): the bin of each guess that was made, of the last one too if
-    # it was not worth keeping.
+    logprobs: Sequence[float] | None = None  # in a tree: the drafter's log-probability of each node's path
+    # In a chain with a cutoff (`nextn.cutoff`): the confidence bin of each guess that was made, also of a
+    # last guess that was not kept.
     bins: bytes = b""
-    forced: bool = False  # the request's grammar leaves nothing else, so they tell nothing of the drafter
+    forced: bool = False  # the grammar allows only these tokens; they say nothing about the drafter's quality
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -49,7 +48,7 @@ class Draft:
         return node - 1 if self.parents is None else self.parents[node]
 
     def path(self, node: int) -> list[int]:
-        """Nodes from the root's child down to `node`; [] for -1, the root itself."""
+        """Nodes from a child of the root down to `node`; [] for -1, the root itself."""
         found = []
         while node >= 0:
             found.append(node)
@@ -58,11 +57,11 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        """Of the deepest node; 0 without nodes."""
+        """Depth of the deepest node; 0 without nodes."""
         return len(self.tokens) if self.parents is None else max(self.depths(), default=0)
 
     def depths(self) -> list[int]:
-        """Of each node, 1 after the root."""
+        """The depth of each node; children of the root have depth 1."""
         if self.parents is None:
             return list(range(1, len(self.tokens) + 1))
         depths: list[int] = []
@@ -71,7 +70,7 @@ class Draft:
         return depths
 
     def follow(self, tokens: Sequence[int]) -> list[int]:
-        """The nodes that spell these tokens, from the root down, as far as there are such nodes.
+        """The nodes that have these tokens, from the root down. Stops at the first token without a node.
 
         >>> Draft([7, 8, 9], [-1, -1, 1]).follow([8, 9, 5])
         [1, 2]
@@ -87,7 +86,7 @@ class Draft:
         return path
 
     def paths(self) -> list[list[int]] | None:
-        """Of the span [root, nodes ...] to verify, as `nextn.layers.batch.Span` has them; None: a chain."""
+        """The paths of the span [root, nodes ...], for `nextn.layers.batch.Span`; None: a chain."""
         if self.parents is None:
             return None
         paths = [[0]]
@@ -96,15 +95,15 @@ class Draft:
         return paths
 
     def cut(self, nodes: int, depth: int) -> Draft:
-        """The first `nodes` of those nodes that are no deeper than `depth`."""
+        """The draft without nodes deeper than `depth`, and at most the first `nodes` of the others."""
         n = len(self.tokens)
-        if self.parents is None and n <= nodes and n <= depth:  # as a rule
+        if self.parents is None and n <= nodes and n <= depth:  # the usual case
             return self
         depths = self.depths()
         return self.keep([i for i in range(n) if depths[i] <= depth][: max(0, nodes)])
 
     def keep(self, nodes: Sequence[int]) -> Draft:
-        """These nodes, in order; with each its parent must be among them."""
+        """The draft of these nodes, in order. The parent of each must be among them."""
         if len(nodes) == len(self.tokens):
             return self
         place = {-1: -1} | {old: new for new, old in enumerate(nodes)}
@@ -121,25 +120,25 @@ NO_DRAFT = Draft()
 
 
 class Shape(NamedTuple):
-    """Of the trees that an engine drafts: one for all of its requests, whatever the depth each asks for."""
+    """The shape of an engine's draft trees, the same for all requests. Only the depth differs."""
 
     topk: int = 1
-    nodes: int = 0  # most nodes of a tree, the root not counted; of no account for chains
+    nodes: int = 0  # maximum number of nodes of a tree, without the root; unused for chains
 
     def size(self, num_steps: int) -> int:
-        """Nodes of a draft of that depth."""
+        """Number of nodes of a draft of this depth."""
         return num_steps if self.topk == 1 else min(self.nodes, tree_size(self.topk, num_steps))
 
     def scratch(self, num_steps: int) -> int:
-        """Slots that the drafter writes while it drafts so deep: every depth but the last is grown on."""
+        """Slots that the drafter writes for such a draft: for the nodes of all depths but the last."""
         return (num_steps - 1) * self.topk if num_steps > 1 else 0
 
     @property
     def beyond(self) -> int:
-        """Slots past a request's last position that its trees may take: a tree is wider than it is deep."""
+        """Slots that trees may use after a request's last position: a tree has more nodes than depths."""
         return 0 if self.topk == 1 else max(self.nodes, self.scratch(MAX_DRAFTS))
 
 
 def tree_size(topk: int, num_steps: int) -> int:
-    """Nodes that a tree may have: topk children of the root, and topk * topk at each further depth."""
+    """Maximum nodes of a tree: topk children of the root, and topk * topk nodes at each further depth."""
     return topk + (num_steps - 1) * topk * topk if num_steps > 0 else 0

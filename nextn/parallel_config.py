@@ -32,18 +32,18 @@ class ParallelConfig(Options):
     tp_size: int = option(
         1,
         "parallelism",
-        "ranks (processes) that compute every step together, each with a part of the weights; texts are "
-        "those of one, byte for byte. On GPUs each has one",
+        "number of ranks: processes that compute every step together, each with a part of the weights. Texts "
+        "are the same as with one, byte for byte. On GPUs, each rank has one GPU",
         "--tp",
         "--tensor-parallel-size",
     )
     nnodes: int = option(
         1,
         "parallelism",
-        "machines that the ranks are on, equally many on each. Run the same command on every one, with its "
-        "--node-rank; node 0 answers HTTP",
+        "number of machines with ranks, the same number of ranks on each. Run the same command on every "
+        "machine, with its own --node-rank; node 0 answers HTTP",
     )
-    node_rank: int = option(0, "parallelism", "which of the --nnodes machines this is, from 0 on")
+    node_rank: int = option(0, "parallelism", "number of this machine among the --nnodes machines, from 0 on")
     dist_init_addr: str | None = option(
         None,
         "parallelism",
@@ -60,8 +60,8 @@ class ParallelConfig(Options):
     numa: str = option(
         "auto",
         "parallelism",
-        "auto: on machines with several NUMA nodes, each rank of --tp-size runs on the cores of one; off: "
-        "the system decides",
+        "auto: on machines with several NUMA nodes, each rank of --tp-size runs on the cores of one node; "
+        "off: the system decides",
         choices=("auto", "off"),
     )
     distributed_executor_backend: str = option(
@@ -75,28 +75,30 @@ class ParallelConfig(Options):
     ep_size: int = option(
         1,
         "parallelism",
-        "shards of the routed experts: each holds some whole; it divides --tp-size; texts are the same",
+        "number of shards of the routed experts, a divisor of --tp-size. Each shard has whole experts. Texts "
+        "do not change",
         "--ep",
         "--expert-parallel-size",
     )
     ep_num_redundant_experts: int = option(
         0,
         "parallelism",
-        "further copies of experts in each layer, over all shards: those that get many tokens have several",
+        "number of redundant experts in each layer, over all shards: further copies of experts that get many "
+        "tokens",
     )
     ep_dispatch_algorithm: str = option(
         "static",
         "parallelism",
-        "which copy of an expert a token goes to. static: always the same from each group of ranks; dynamic, "
-        "and where there is one group: they take turns",
+        "which copy of an expert a token is sent to. static: each group of ranks always uses the same copy; "
+        "dynamic, or if there is only one group: the copies take turns",
         choices=("static", "dynamic"),
     )
     ep_dispatch_dtype: str = option(
         "bf16",
         "parallelism",
-        "what routed experts read. bf16: rows as they are; fp8: rows rounded to e4m3 with a scale for each "
-        "128 inputs, always, also on one device. Texts differ from those with bf16, and are the same for any "
-        "number of devices. Rows between machines take half the bytes",
+        "type of the rows that routed experts read. bf16: not rounded; fp8: rounded to e4m3 with a scale for "
+        "each 128 inputs, also on a single device. Texts differ from those with bf16, and are the same for "
+        "any number of devices. Rows that are sent between machines take half the bytes",
         "--deepep-dispatcher-output-dtype",
         choices=("bf16", "fp8"),
         words={"auto": "bf16"},
@@ -104,20 +106,22 @@ class ParallelConfig(Options):
     init_expert_location: str = option(
         "trivial",
         "parallelism",
-        "where experts are at the start. trivial: in order; or a file: a placement, or a recorded "
-        "distribution of tokens to balance",
+        "placement of experts at the start. trivial: in order; or a file with a placement, or with a "
+        "recorded distribution of tokens, for which a placement is computed",
     )
     enable_eplb: bool = option(
         False,
         "parallelism",
-        "expert parallelism load balancer: while serving, move experts so that all shards get equally many "
-        "tokens; texts are the same",
+        "expert parallelism load balancer: while serving, move experts so that all shards get the same "
+        "number of tokens. Texts do not change",
     )
     eplb_rebalance_num_iterations: int = option(
-        1000, "parallelism", "--enable-eplb: steps from one look at the balance to the next"
+        1000, "parallelism", "--enable-eplb: steps between two checks of the balance"
     )
     eplb_rebalance_layers_per_chunk: int | None = option(
-        None, "parallelism", "--enable-eplb: layers whose experts move between two steps; default: all"
+        None,
+        "parallelism",
+        "--enable-eplb: number of layers that move experts between two steps; default: all",
     )
     eplb_min_rebalancing_utilization_threshold: float = option(
         1.0,
@@ -127,15 +131,15 @@ class ParallelConfig(Options):
     expert_distribution_recorder_mode: str = option(
         "stat",
         "parallelism",
-        "what a record of the experts' load has. stat: tokens of each expert in each layer; per_pass: the "
-        "same for every step",
+        "contents of a record of the experts' load. stat: number of tokens of each expert in each layer; "
+        "per_pass: the same for every step",
         choices=("stat", "per_pass"),
     )
     enable_two_batch_overlap: bool = option(
         False,
         "parallelism",
-        "cut steps in two halves where that is faster, which is measured: one computes while the rows of the "
-        "other are on their way to other shards",
+        "cut steps into two halves if this is faster, as measured: one half is computed while the rows of "
+        "the other half are sent to other shards",
     )
 
     def check(self) -> None:

@@ -96,8 +96,8 @@ class ServerConfig(EngineConfig):
     log_requests_level: int = option(
         2,
         "server",
-        "what is logged of a request. 0: sizes and times; 1: also sampling parameters; 2: also the beginning "
-        "of prompt and text; 3: all of prompt and text",
+        "what is logged about a request. 0: sizes and times; 1: also sampling parameters; 2: also the "
+        "beginning of prompt and text; 3: the whole prompt and text",
     )
     otlp_traces_endpoint: str | None = option(
         None,
@@ -114,8 +114,8 @@ class ServerConfig(EngineConfig):
     profile_dir: str | None = option(
         None,
         "server",
-        "folder for traces of --profile-steps and, by default, of /start_profile; without it, those are "
-        "written where NEXTN_PROFILE_DIR says, or else where temporary files lie",
+        "folder for traces of --profile-steps and, by default, of /start_profile. Without it, traces of "
+        "/start_profile go to the folder NEXTN_PROFILE_DIR, or else to the folder for temporary files",
     )
     shutdown_timeout: float = option(
         30.0, "server", "on SIGTERM or Ctrl-C, seconds that running requests have to finish"
@@ -149,9 +149,9 @@ class ServerConfig(EngineConfig):
     disaggregation_mode: str = option(
         "null",
         "disaggregation",
-        "the part of a gateway's requests that this server computes (docs/disaggregation.md). prefill: "
-        "prompts, whose KV pages decode servers fetch; decode: answers; null: all of it. Requests that no "
-        "gateway has shared out are computed whole in any case",
+        "which part of requests from a gateway this server computes (docs/disaggregation.md). prefill: "
+        "prompts, whose KV pages decode servers fetch; decode: answers; null: everything. A request that was "
+        "not split by a gateway is always computed completely",
         choices=("null", "prefill", "decode"),
         words={"none": "null"},
     )
@@ -171,8 +171,8 @@ class ServerConfig(EngineConfig):
     disaggregation_transfer_backend: str = option(
         "tcp",
         "disaggregation",
-        "how KV pages travel. tcp: over sockets; shm: through shared memory, between servers of one machine; "
-        "nixl: by the library NIXL, over RDMA where there is some",
+        "how KV pages are transferred. tcp: over sockets; shm: through shared memory, between servers on one "
+        "machine; nixl: by the library NIXL, over RDMA if available",
         choices=("tcp", "shm", "nixl"),
     )
     disaggregation_fallback: str = option(
@@ -185,8 +185,8 @@ class ServerConfig(EngineConfig):
     disaggregation_timeout: float = option(
         10.0,
         "disaggregation",
-        "seconds for which a server waits for the other half of a request, and after which a silent server "
-        "counts as gone",
+        "seconds that a server waits for the other half of a request; also the time after which a server "
+        "that does not answer counts as dead",
     )
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""What ranks on GPUs do before they compute: each takes its GPU, they meet, and they agree on numbers."""
+"""The start of ranks on GPUs: each takes its GPU, they connect, and they agree on numbers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from nextn.distributed.gpus import Gpus
 from nextn.distributed.group import PeerGone
 from nextn.distributed.torch_group import TorchGroup
 
-PATIENCE = 600.0  # seconds: who is gone is noticed otherwise
-LOOKS = 0.02  # seconds between two, for what the others say
+PATIENCE = 600.0  # seconds; a rank that has ended is noticed in another way
+LOOKS = 0.02  # seconds between two checks for messages of the others
 
 
 class BetweenGpus:
-    """A rank's way to the others. group: what fills up arrays."""
+    """A rank's connection to the others. group: gathers arrays."""
 
     def __init__(
         self, gpus: Gpus, rank: int, size: int, listener: socket.socket | None, check: Callable[[], None]
     ) -> None:
-        """Takes the rank's GPU, and waits for the others to do so. listener: rank 0's, at the port. check:
-        raises PeerGone where a rank is gone; the same is raised here for what is noticed first."""
+        """Takes the rank's GPU, and waits until the others have taken theirs. listener: rank 0's, at the
+        port. check: raises PeerGone if a rank has ended. Raises PeerGone."""
         gpus.take()
         self._rank, self._size, self._check = rank, size, check
         self._meetings = 0
@@ -40,8 +40,8 @@ class BetweenGpus:
         self.group = TorchGroup(rank, size, self._store, gpus.backend, PATIENCE)
 
     def all_say(self, number: int) -> list[int]:
-        """What every rank calls this with, once all have. Not by a collective: nothing ends the wait in one
-        of NCCL's."""
+        """Waits until all ranks have called this, and returns their numbers. It uses no collective, because a
+        wait for NCCL cannot be ended."""
         self._meetings += 1
         keys = [f"nextn/{self._meetings}/{rank}" for rank in range(self._size)]
         try:

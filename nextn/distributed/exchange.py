@@ -1,4 +1,4 @@
-"""Arrays that every rank shows to all others that share experts with it."""
+"""An all-gather of arrays between all ranks that share experts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from nextn.distributed.step_world import MovesBytes
 
 
 class Exchange:
-    """most: bytes of a rank's array, at most. To be made after a step, by all ranks."""
+    """most: maximum bytes of a rank's array. All ranks must make it at the same time, after a step."""
 
     def __init__(self, world: MovesBytes, most: int) -> None:
         self._world = world
         self._board = world.area(world.share.size * most)
 
     def of_all(self, own: NDArray[Any]) -> NDArray[Any]:
-        """[ranks, ...]: what each gave; all give an array of the same shape and type. Raises PeerGone."""
+        """[ranks, ...]: the arrays of all ranks, of the same shape and type. Raises PeerGone."""
         share = self._world.share
         board = self._board[: share.size * own.nbytes].view(own.dtype).reshape(share.size, *own.shape)
         board[share.rank] = own

@@ -1,7 +1,8 @@
-"""Moves experts between slots, on all ranks at once: bytes, as the kernels read them.
+"""Moves experts between slots, on all ranks at the same time, as the bytes that the kernels read.
 
-An expert goes from each rank of its shard to the rank with the same slice of the other shard: sources write
-it into an area, it is handed over, destinations read it. Within a shard it is copied where it lies.
+Each rank of the source shard sends its slice of an expert to the rank with the same slice of the destination
+shard: the source writes it into a staging area, it is transferred, the destination reads it. Within a shard,
+experts are copied directly.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from nextn.distributed.parcels import Parcel
 from nextn.distributed.placement import Move, Placement
 from nextn.distributed.step_world import MovesBytes
 
-STAGING = 64 << 20  # bytes for experts on their way
+STAGING = 64 << 20  # bytes of the staging area
 LINE = 64
 
 
@@ -31,17 +32,17 @@ class Slots(Protocol):
         """Bytes."""
 
     def read(self, member: int, to: Bytes) -> None:
-        """Into the first `size` of these."""
+        """Copies the expert in this slot into the first `size` bytes of `to`."""
 
     def write(self, member: int, found: Bytes) -> None: ...
 
     def take(self, placement: Placement, row: int) -> None:
-        """From now on experts are where this row of the placement says."""
+        """Applies this row of the placement."""
 
 
 class ExpertMover:
-    """tables: this rank's, of layers. staging: bytes; there is always room for one expert. To be made after a
-    step, by all ranks. Raises PeerGone."""
+    """tables: this rank's, one for each layer. staging: bytes; one expert always fits. All ranks must make it
+    at the same time, after a step. Raises PeerGone."""
 
     def __init__(
         self,
@@ -59,8 +60,8 @@ class ExpertMover:
         self._staging = world.area(self._most * self._share.slices * self._each)
 
     def move(self, table: Slots, moves: Iterable[Move]) -> None:
-        """In this layer. A source is the expert that was in this slot before the first of the moves. To be
-        called by all ranks with the same ones. Raises PeerGone."""
+        """Moves experts in one layer. The source of a move is the expert that was in that slot before all
+        moves. All ranks must call it with the same moves. Raises PeerGone."""
         order = in_order(moves)
         unread = Counter(move.source for move in order)  # how many moves are still to read each slot
         aside: dict[int, Bytes] = {}  # experts of own slots that were written before all had read them
@@ -111,13 +112,13 @@ class ExpertMover:
         return move.slot // each != move.source // each
 
     def _parcels(self, i: int, move: Move) -> Iterator[Parcel]:
-        """Of each slice of the i-th expert that crosses."""
+        """The parcels of all slices of the i-th expert that moves to another shard."""
         each, slices = len(self._own), self._share.slices
         source, to = move.source // each * slices, move.slot // each * slices
         for part in range(slices):
             yield Parcel(source + part, to + part, self._place(i, part))
 
     def _place(self, i: int, part: int | None = None) -> Bytes:
-        """Where the i-th expert of a round is staged: a slice of it. part: None: this rank's."""
+        """The staging area of a slice of the i-th expert of a round. part: the slice; None: this rank's."""
         at = (i * self._share.slices + (self._share.slice if part is None else part)) * self._each
         return self._staging[at : at + self._each]

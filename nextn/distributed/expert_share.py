@@ -1,4 +1,4 @@
-"""Which routed experts a rank holds, where all ranks of several attention groups share them.
+"""Which routed experts a rank holds, if all ranks of several attention groups share them.
 
 Expert parallelism: `shards` shards of whole experts; each shard's ranks have a slice of every expert in it. A
 physical expert is an expert or a replica of one: those of shard s are s * own ... (s + 1) * own - 1, and the
@@ -53,7 +53,7 @@ class ExpertShare:
 
     @property
     def slices(self) -> int:
-        """Ranks that share each expert."""
+        """Number of ranks that share each expert."""
         return self.size // self.shards
 
     @property
@@ -71,13 +71,12 @@ class ExpertShare:
         return range(self.shard * each, (self.shard + 1) * each)
 
     def held(self, layer: int) -> np.ndarray:
-        """Which expert each of its own physical ones is."""
+        """The expert in each of this rank's slots."""
         return self.placement.physical[layer - self.first_layer, self.own.start : self.own.stop]
 
 
 class ExpertTable:
-    """What the kernels know of one layer's experts: arrays that they read while steps run; they change only
-    between steps.
+    """The arrays that tell the kernels where one layer's experts are. They change only between steps.
 
     replicas [experts, most_replicas] int32: physical ones of each. count [experts] int32: how many. For the
     rest see `nextn.distributed.expert_mover.Slots`."""

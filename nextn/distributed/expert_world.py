@@ -1,4 +1,4 @@
-"""All ranks that share a model's experts, as the native kernels' engine of each of them knows them."""
+"""All ranks that share a model's experts, for the native kernels."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class ExpertWorld(ABC):
     """`nextn.distributed.shared_world`: all on one machine. `nextn.distributed.mesh_world`: on several. See
     `nextn.distributed.step_world`.
 
-    groups: of attention, each with requests of its own; of equally many ranks. most_rows: of a group in a
-    step."""
+    groups: of attention, each with its own requests; all have the same number of ranks. most_rows: maximum
+    of a group in a step."""
 
     def __init__(self, share: ExpertShare, groups: int, struct: kernels.World) -> None:
         self.share, self.groups, self.most_rows = share, groups, int(struct.most_rows)
         self.group = share.rank * groups // share.size
-        self.busy = False  # had anybody rows in the last step?
+        self.busy = False  # whether any group had rows in the last step
         self._struct = struct
 
     @abstractmethod
     def shared_by(self, model: kernels.Model, layers: int) -> None:
-        """Tells the kernels' engine of this model what it needs to know of the ranks."""
+        """Gives the native engine of this model the information about the ranks."""
 
     def step(self, rows: int, rest: int = 0, two: bool = False) -> int:
         if library().nx_world_step(byref(self._struct), rows, rest, two):
@@ -72,7 +72,7 @@ class ExpertWorld(ABC):
 
     @property
     def sent(self) -> int:
-        """Bytes that this rank has sent to others in all."""
+        """Total bytes that this rank has sent to others."""
         return int(self._struct.sent)
 
     @property

@@ -1,4 +1,4 @@
-"""Which GPU each rank of an engine has, and how the ranks meet, on one machine or on several."""
+"""Which GPU each rank of an engine has, and how the ranks connect, on one machine or on several."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ALWAYS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 
 class Gpu(NamedTuple):
-    """A rank's. device: as this process counts them. kind: what its bits may depend on, for an error. uuid:
-    which of all machines' it is."""
+    """The GPU of a rank. device: its index in this process. kind: everything that results may depend on, as
+    text. uuid: identifies it among the GPUs of all machines."""
 
     device: int
     kind: str
@@ -42,8 +42,8 @@ NO_GPU = NoGpu(0, "CPU", "none")
 
 
 def gpu_at(place: int) -> Gpu:
-    """The first rank of a machine has the current one, the next rank the next, round and round. Where torch
-    finds none, device -1, whose kind says so."""
+    """The first rank of a machine gets the current GPU, the next rank the next one, and after the last the
+    first again. If torch finds no GPU, device -1, and `kind` says so."""
     try:
         if not torch.cuda.is_available():
             return Gpu(-1, "torch finds none", "")
@@ -56,7 +56,7 @@ def gpu_at(place: int) -> Gpu:
 
 
 def make_current(uuid: str) -> None:
-    """Makes it the current one. Raises ValueError where this process does not see it."""
+    """Makes this GPU the current one. Raises ValueError if this process does not see it."""
     found = [gpu.device for place in range(torch.cuda.device_count()) if (gpu := gpu_at(place)).uuid == uuid]
     if not found:
         raise ValueError(
@@ -66,23 +66,23 @@ def make_current(uuid: str) -> None:
 
 
 def ranks_of_a_gpu(ranks: int) -> int:
-    """At most, of one machine's."""
+    """The maximum number of ranks on one GPU, for the ranks of one machine."""
     return -(-ranks // torch.cuda.device_count())
 
 
 class Agreed(NamedTuple):
-    """For all ranks alike. backend: of torch.distributed. sharing: by rank, how many have the same GPU."""
+    """The same on all ranks. backend: of torch.distributed. sharing: by rank, how many have the same GPU."""
 
     backend: str
     sharing: list[int]
 
 
 def agreed(gpus: Sequence[Gpu], places: Sequence[str]) -> Agreed:
-    """gpus: by rank. places: where each is, for an error. NCCL where each rank has a GPU of its own. Else
-    arrays go through the host's memory, by Gloo: NCCL refuses two ranks on one GPU.
+    """gpus: by rank. places: where each rank is, for errors. Chooses NCCL if each rank has its own GPU.
+    Otherwise arrays go through the host's memory, by Gloo, because NCCL refuses two ranks on one GPU.
 
-    Raises ValueError for a rank without one, for GPUs of several kinds, as kernels may round differently on
-    them, and where another engine of this process has torch.distributed's default group."""
+    Raises ValueError for a rank without a GPU, for GPUs of different kinds, because kernels may round
+    differently on them, and if another engine of this process uses torch.distributed's default group."""
     ranks = f"--tp-size {len(gpus)}"
     if dist.is_initialized():
         raise ValueError(
@@ -106,8 +106,8 @@ def agreed(gpus: Sequence[Gpu], places: Sequence[str]) -> Agreed:
 
 
 class Gpus(NamedTuple):
-    """How this rank meets the others. sharing: ranks that have its GPU. host, port: where rank 0 waits.
-    address: this rank's own in that network."""
+    """How this rank connects to the others. sharing: number of ranks on its GPU. host, port: where rank 0
+    waits. address: this rank's own in that network."""
 
     gpu: Gpu
     backend: str
@@ -124,11 +124,11 @@ class Gpus(NamedTuple):
         self.gpu.take()
 
     def interfaces(self) -> dict[str, str]:
-        """Which network the libraries are to use, by the variables that say it to them.
+        """Environment variables that tell the libraries which network to use.
 
-        Where rank 0 waits at a loopback address, that one: all ranks are on this machine. Else NCCL looks for
-        one itself. Gloo would take the one that the machine's own name stands for, which is often a
-        loopback."""
+        If rank 0 waits at a loopback address, all ranks are on this machine, and the loopback is used.
+        Otherwise NCCL chooses a network itself. For Gloo it is set, because Gloo would use the network of the
+        machine's host name, which is often the loopback."""
         if ip_address(self.host.partition("%")[0]).is_loopback:
             return {"NCCL_SOCKET_IFNAME": LOOPBACK, "GLOO_SOCKET_IFNAME": LOOPBACK}
         interface = interface_of(self.address)

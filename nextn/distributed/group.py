@@ -1,15 +1,14 @@
-"""Ranks that compute a step together, and the one thing that they do to each other's arrays: fill them up.
+"""Ranks that compute a step together, and their only collective: an all-gather.
 
-Every rank computes some outputs of a product, whole: no sum is cut, so a value has the bits that one device
-gives it. Afterwards all ranks hold all outputs. Nothing here does arithmetic.
-"""
+Every rank computes some outputs of a product. No sum is split, so an output has the same bits as on one
+device. After the gather, all ranks have all outputs. There is no arithmetic here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:  # the HTTP process does without torch
+if TYPE_CHECKING:  # the HTTP process does not import torch
     from torch import Tensor
 
 
@@ -23,12 +22,12 @@ class Group(Protocol):
     def size(self) -> int: ...
 
     def gather(self, whole: Tensor, bounds: Sequence[int]) -> None:
-        """whole [rows, n], contiguous, any dtype: rank r has written columns bounds[r]:bounds[r + 1] of it.
-        Fills in those of the others. rows may be 0. Raises PeerGone."""
+        """whole [rows, n], contiguous, any dtype: rank r has written columns bounds[r]:bounds[r + 1]
+        of it. Fills in the columns of the other ranks. rows may be 0. Raises PeerGone."""
 
 
 class PeerGone(RuntimeError):
-    """Another rank has ended, or does not answer: no step will run any more. The text says which."""
+    """Another rank has ended or does not answer, so no step can run any more. The text says which rank."""
 
 
 class Alone:
@@ -41,6 +40,7 @@ class Alone:
 
 
 def bounds(n: int, size: int, unit: int) -> tuple[int, ...]:
-    """Where each rank's part of n outputs begins, and n: whole units, as even as they go. [size + 1]"""
+    """[size + 1]: where each rank's part of n outputs begins, and n. Parts are whole units, as even as
+    possible."""
     units = -(-n // unit)
     return tuple(min(n, units * rank // size * unit) for rank in range(size + 1))

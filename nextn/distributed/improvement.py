@@ -1,4 +1,4 @@
-"""A better placement than the present one, for rows as they were in the last steps.
+"""Computes a better placement than the present one, for the load of the last steps.
 
 counts [G, L, N]: rows of each attention group that chose each expert
 """
@@ -11,14 +11,15 @@ import numpy as np
 
 from nextn.distributed.placement import Counts, Loads, Placement, balanced, keep_slots, shard_loads
 
-GAIN = 0.02  # of its fullest shard's rows a layer has to save, or its experts stay
+GAIN = 0.02  # part of the rows of its most loaded shard that a layer must save, otherwise its experts stay
 
 # (present placement, counts, shards, dynamic) -> the next one
 Plan = Callable[[Placement, Counts, int, bool], Placement]
 
 
 def improved(present: Placement, counts: Counts, shards: int, dynamic: bool) -> Placement:
-    """A plan by EPLB; layers in which it saves too little stay as they are. Every rank finds the same."""
+    """A placement by EPLB. Layers in which it saves too little stay as they are. All ranks compute the
+    same."""
     total = counts.sum(axis=0)
     planned = keep_slots(present, balanced(total, present.slots, shards), shards)
     before = dispatched(counts, present, shards, dynamic).max(axis=1)

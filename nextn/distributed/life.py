@@ -1,4 +1,4 @@
-"""How processes end: with the one that started them, and what is said of it."""
+"""The end of processes: how it is described, and how a process ends with the one that started it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def how_it_ended(code: int | None) -> str:
 
 
 def die_with_parent(parent: int) -> None:
-    """On Linux the kernel kills this process when the thread that started it ends. Elsewhere it has to notice
-    by itself that nobody is at the other end of its link."""
+    """On Linux, the kernel will kill this process when the thread that started it ends. On other systems, the
+    process has to notice that the other end of its link is closed."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

@@ -1,5 +1,5 @@
-"""Who meets where groups of ranks are on several machines: the engines of all groups, which are on node 0,
-and then the ranks of all groups."""
+"""Numbers the processes that connect if groups of ranks are on several machines: first the engines of all
+groups, which are on node 0, and then the ranks of all groups."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Members:
         return range(self.groups, self.size)
 
     def rank(self, rank: int) -> int:
-        """The member that is this rank, of those of all groups."""
+        """The member number of this rank, where ranks are counted over all groups."""
         return self.groups + rank
 
     def of_group(self, group: int) -> range:
-        """Its ranks."""
+        """The members that are ranks of this group."""
         first = self.rank(group * self.each)
         return range(first, first + self.each)
 

@@ -1,6 +1,6 @@
-"""Memory that several processes of a machine map.
+"""Memory that several processes of a machine share.
 
-It is a file without a name: the system frees it when the last process that has it open ends, however it ends.
+It is a file without a name. The system frees it when the last process that has it open ends, in any way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GRAIN = mmap.ALLOCATIONGRANULARITY
 
 
 class Numbers:
-    """Of 64 bits, from byte `at` of memory that processes map; each is written by one process only."""
+    """Numbers of 64 bits, from byte `at` of shared memory on. Each is written by one process only."""
 
     def __init__(self, page: mmap.mmap, at: int) -> None:
         self._page, self._at = page, at

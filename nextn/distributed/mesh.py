@@ -1,8 +1,8 @@
-"""Ranks on several machines: a TCP connection between every two of them, over which a product's outputs go as
-soon as they are there (csrc/mesh.h).
+"""Ranks on several machines: a TCP connection between every two of them, over which outputs of products are
+sent as soon as they are computed (csrc/mesh.h).
 
-Not torch.distributed's Gloo: here a rank that is gone ends the wait at once, and a thread can end it too,
-where Gloo knows only a time limit; and a gather takes a small part of the time (docs/parallel.md).
+torch.distributed's Gloo is not used. Here a wait ends at once when a rank ends, and a thread can end it. Gloo
+has only a time limit. Also, a gather takes much less time (docs/parallel.md).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MeshRanks(Ranks):
         self._struct = self._own
 
     def part(self, ranks: range) -> MeshRanks:
-        """This rank's place among some of them, over the same sockets."""
+        """This rank as a member of a part of the ranks, over the same sockets."""
         data = self._data[ranks.start : ranks.stop]
         return MeshRanks(self.rank - ranks.start, data, {}, self._threads, self.most_rows)
 
@@ -68,8 +68,8 @@ class MeshRanks(Ranks):
             raise self.gone()
 
     def swap(self, out: Sequence[NDArray[np.uint8]], sizes: Sequence[int]) -> list[NDArray[np.uint8]]:
-        """All to all: out[r] goes to rank r -> what comes from each rank. sizes: their bytes, which both
-        sides know. Nothing goes to this rank itself. Raises PeerGone."""
+        """All-to-all: sends out[r] to rank r, and returns what each rank sent to this one. sizes: bytes from
+        each rank, which both sides know. Nothing is sent to this rank itself. Raises PeerGone."""
         bounds = ctypes.c_int64 * (self.size + 1)
         out_at, in_at = bounds(0, *accumulate(map(len, out))), bounds(0, *accumulate(sizes))
         sent, found = np.concatenate(out), np.zeros(sum(sizes), np.uint8)

@@ -39,7 +39,7 @@ class MeshWorld(ExpertWorld):
 
     def gathered(self, board: NDArray[Any]) -> None:
         ranks = self.share.size
-        raw = torch.from_numpy(board.view(np.uint8).reshape(1, -1))  # the same memory
+        raw = torch.from_numpy(board.view(np.uint8).reshape(1, -1))  # a view of the same memory
         each = raw.numel() // ranks
         self._ranks.gather(raw, [rank * each for rank in range(ranks + 1)])
 
@@ -47,7 +47,7 @@ class MeshWorld(ExpertWorld):
         hand_over(parcels, self.share.rank, self.share.size, self._ranks.swap)
 
     def meet(self) -> None:
-        """Areas are this rank's own."""
+        """Nothing to do: areas are not shared with other ranks."""
 
     def give_up(self, reason: str) -> None:
         self._ranks.give_up(reason)

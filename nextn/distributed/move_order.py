@@ -1,8 +1,7 @@
-"""The order in which a layer's experts move, so that little memory holds what is still to be read.
+"""The order in which a layer's experts move, so that little extra memory is needed.
 
-A slot may be written as soon as its old expert has been read. Where experts change places in a circle, one of
-them has to be put aside.
-"""
+A slot may be overwritten as soon as its old expert has been read. If moves form a cycle, one of the experts
+has to be stored elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from nextn.distributed.placement import Move
 
 
 def in_order(moves: Iterable[Move]) -> list[Move]:
-    """Each slot after the moves that read it, but for one slot of each circle.
+    """Orders moves so that a slot is overwritten after all moves that read it, except one slot of each cycle.
 
     >>> in_order([Move(0, 1), Move(1, 2), Move(2, 5)])
     [Move(slot=0, source=1), Move(slot=1, source=2), Move(slot=2, source=5)]
@@ -35,7 +34,7 @@ def in_order(moves: Iterable[Move]) -> list[Move]:
 
 
 def rounds(moves: Iterable[Move], crosses: Callable[[Move], bool], most: int) -> Iterator[list[Move]]:
-    """Cuts the list where more than `most` moves of a round would cross from shard to shard."""
+    """Cuts the list into rounds in which at most `most` moves go from one shard to another."""
     found: list[Move] = []
     crossing = 0
     for move in moves:

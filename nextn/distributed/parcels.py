@@ -1,4 +1,4 @@
-"""Bytes that ranks hand over to each other, where each has memory of its own for them."""
+"""Transfers bytes between ranks that do not share memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from nextn.distributed.expert_share import Bytes, fill
 
-# An array for each rank, and how many bytes come from each -> what comes from each.
+# (an array for each rank, number of bytes from each rank) -> the bytes from each rank.
 Swap = Callable[[Sequence[Bytes], Sequence[int]], Sequence[Bytes]]
 
 
 class Parcel(NamedTuple):
-    """Bytes that a rank hands over to another one; `place` is in an area, at the same place on both."""
+    """Bytes that one rank sends to another. `place` is in an area, at the same offset on both."""
 
     source: int
     to: int
@@ -22,7 +22,8 @@ class Parcel(NamedTuple):
 
 
 def hand_over(parcels: Sequence[Parcel], rank: int, size: int, swap: Swap) -> None:
-    """All parcels of `size` ranks, the same on each. Writes those that come to this one."""
+    """Transfers all parcels of `size` ranks. All ranks must call it with the same parcels. Writes those for
+    this rank."""
     none, ranks = np.zeros(0, np.uint8), range(size)
     away = [p for p in parcels if p.source != p.to]
     out = [[p.place for p in away if (p.source, p.to) == (rank, other)] for other in ranks]

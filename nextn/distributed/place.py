@@ -1,4 +1,4 @@
-"""What the engines of --enable-dp-attention have in common: memory, and sockets to wake each other.
+"""What the engines of --enable-dp-attention share: memory, and sockets to wake each other.
 
 with places(2) as (first, second):
     ...  # start a process with each, as an argument
@@ -22,8 +22,8 @@ STEPS, PORT, BEATS = 2048, 2560, 3072
 
 @dataclass
 class Place:
-    """As an argument of a process that is spawned, it is the same memory and the same sockets there. No read
-    or write waits. memory: new at every start, empty."""
+    """It can be passed to a spawned process, which then has the same memory and the same sockets. No read or
+    write waits. memory: new and empty at every start."""
 
     group: int
     groups: int
@@ -32,16 +32,16 @@ class Place:
     wakers: list[socket.socket]  # by group: a byte wakes it
 
     def wake_others(self, step: int) -> None:
-        """This group goes on to that step, from 0 on."""
+        """Tells the other groups that this group begins step number `step`, counted from 0."""
         self._steps[self.group] = step + 1
         for group, waker in enumerate(self.wakers):
-            # One whose buffer is full is awake; one that is gone ends all, and its supervisor says so.
+            # A group whose buffer is full is awake. If a process has ended, its supervisor ends all.
             if group != self.group:
                 with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
                     waker.send(b"w")
 
     def woken(self, step: int) -> bool:
-        """Has another group gone on to that step? What woke this group for an earlier one does not count."""
+        """Whether another group has begun this step. Messages for earlier steps are ignored."""
         with contextlib.suppress(BlockingIOError):
             while self.wake.recv(4096):
                 pass
@@ -53,7 +53,7 @@ class Place:
         self._beats[self.group] += 1
 
     def beats(self) -> Mapping[int, int | None]:
-        """How often each other group that has begun to has beaten."""
+        """The counter of each other group that has begun to count."""
         counts = enumerate(self._beats.first(self.groups))
         return {group: count for group, count in counts if count and group != self.group}
 

@@ -1,4 +1,4 @@
-"""Which shard computes which expert: placements, and the load balancer that plans them.
+"""Placements: which shard computes which expert, and the load balancer that plans them.
 
 The algorithm is DeepSeek's Expert Parallelism Load Balancer (EPLB, https://github.com/deepseek-ai/EPLB;
 section 3.4 of arXiv 2412.19437). Replicas of an expert have equal weights, so a placement never changes a
@@ -32,7 +32,7 @@ class Placement:
     >>> placement.logical.tolist(), placement.replicas.tolist()
     ([[[0, 3], [1, -1], [2, -1]]], [[2, 1, 1]])
 
-    Raises ValueError for an expert without a slot, and for a number that is no expert.
+    Raises ValueError for an expert without a slot, and for a number that is not an expert's.
     """
 
     physical: NDArray[Any]  # int32
@@ -59,12 +59,12 @@ class Placement:
 
     @classmethod
     def trivial(cls, layers: int, experts: int, spare: int = 0) -> Placement:
-        """Slot p holds expert p % experts, as SGLang's `trivial`."""
+        """Slot p holds expert p % experts, as in SGLang's `trivial`."""
         return cls(np.tile(np.arange(experts + spare) % experts, (layers, 1)), experts)
 
     @cached_property
     def replicas(self) -> Ints:
-        """[L, N]: how many slots hold each expert (logcnt)."""
+        """[L, N]: number of slots that hold each expert (logcnt)."""
         found = np.zeros((self.layers, self.experts), np.int32)
         np.add.at(found, (np.arange(self.layers)[:, None], self.physical), 1)
         found.setflags(write=False)
@@ -98,20 +98,20 @@ class Placement:
 
 
 def balanced(counts: NDArray[Any], physical: int, shards: int, nodes: int = 1, groups: int = 1) -> Placement:
-    """Plans a placement from counts [L, N]: the rows that each expert had. `physical` is P.
+    """Plans a placement from counts [L, N], the number of rows of each expert. `physical` is P.
 
     The hierarchical policy, if `groups` (the router's) is a multiple of `nodes`: groups go to nodes, experts
     are replicated within their node, and replicas go to the node's shards. So a token that is routed to few
     groups goes to few nodes. Otherwise the global policy, which is the same with one node and one group.
 
-    - Groups and replicas are packed heaviest first, each into the lightest pack that has room.
-    - A spare slot goes to the expert with the highest load per replica; of equal ones, to that with the
-      fewest replicas, so that a layer without load gets different ones.
-    - Two things are added to EPLB: a shard gets a second replica of an expert only where P leaves no choice,
-      and a layer keeps the trivial placement if the plan is no better (and groups may lie so).
+    - Groups and replicas are packed in order of falling load, each into the pack with the lowest load that
+    has room. - A spare slot goes to the expert with the highest load per replica. Among equal ones, to the
+    one with the fewest replicas, so that a layer without load gets different experts. - Two rules are added
+    to EPLB. A shard gets a second replica of an expert only if P leaves no other choice. A layer keeps the
+    trivial placement if the plan is not better (and the groups allow it).
 
-    Deterministic: of equal ones the lowest number is taken, so all ranks plan the same from the same counts.
-    Raises ValueError for sizes that do not divide.
+    Deterministic: among equal choices the lowest number is taken, so all ranks plan the same from the same
+    counts. Raises ValueError for sizes that do not divide.
     """
     table = checked_counts(counts)
     layers, experts = table.shape
@@ -132,7 +132,7 @@ def balanced(counts: NDArray[Any], physical: int, shards: int, nodes: int = 1, g
 
 
 def _layer(loads: Counts, physical: int, shards: int, nodes: int, groups: int) -> Ints:
-    """One layer's experts in their slots; ascending within a shard."""
+    """The expert in each slot of one layer; ascending within a shard."""
     of_group = loads.reshape(groups, -1)
     node_of_group = _pack(of_group.sum(axis=1).astype(np.float64), np.arange(groups), nodes)
     node_of = np.repeat(node_of_group, of_group.shape[1])
@@ -148,7 +148,7 @@ def _layer(loads: Counts, physical: int, shards: int, nodes: int, groups: int) -
 
 
 def _replicate(loads: Counts, slots: int, shards: int) -> Counts:
-    """How many of the slots each expert gets: at most one on each shard, while others can take the rest."""
+    """Number of slots of each expert: at most one per shard, as long as other experts can take the rest."""
     replicas = np.ones(len(loads), np.int64)
     most = max(shards, -(-slots // len(loads)))
     for _ in range(slots - len(loads)):
@@ -159,9 +159,9 @@ def _replicate(loads: Counts, slots: int, shards: int) -> Counts:
 
 
 def _pack(loads: Loads, experts: NDArray[np.int64], packs: int) -> NDArray[np.int64]:
-    """The pack of each item: equally many in each, loads as even as the greedy way makes them.
+    """The pack of each item. All packs have the same number of items. A greedy method balances the loads.
 
-    experts[i]: items with the same number go to different packs, if no number is there more often than packs.
+    experts[i]: items with the same number go to different packs, if no number occurs more often than packs.
     """
     found = np.full(len(loads), -1, np.int64)
     room = np.full(packs, len(loads) // packs)
@@ -179,8 +179,8 @@ def _pack(loads: Loads, experts: NDArray[np.int64], packs: int) -> NDArray[np.in
         apart = others & (room > 0)
         pack = int(np.where(apart if apart.any() else room > 0, filled, np.inf).argmin())
         if not apart.any():
-            # The packs with room have this expert, those without it are full: one of them passes on the
-            # lightest item that `pack` does not hold.
+            # The packs with room have this expert, and those without it are full. One of the full packs gives
+            # its lightest item that `pack` does not hold to `pack`.
             there = (found >= 0) & others[found] & (holds[pack, experts] == 0)
             if there.any():
                 passed = int(np.where(there, loads, np.inf).argmin())
@@ -193,7 +193,7 @@ def _pack(loads: Loads, experts: NDArray[np.int64], packs: int) -> NDArray[np.in
 
 
 def shard_loads(counts: NDArray[Any], placement: Placement, shards: int) -> Loads:
-    """[L, E]: the rows of each shard, if an expert's are divided evenly among its replicas."""
+    """[L, E]: rows of each shard, if the rows of an expert are divided evenly among its replicas."""
     table = checked_counts(counts)
     if table.shape != placement.replicas.shape:
         raise ValueError(f"counts of shape {table.shape}, a placement of {placement.replicas.shape}")
@@ -205,7 +205,7 @@ def shard_loads(counts: NDArray[Any], placement: Placement, shards: int) -> Load
 
 
 def utilisation(loads: Loads) -> Loads:
-    """loads [L, E] -> [L]: the mean over the highest, so at most 1; 1 for a layer without load."""
+    """loads [L, E] -> [L]: mean load divided by the highest, at most 1; 1 for a layer without load."""
     most = loads.max(axis=1)
     found: Loads = np.divide(loads.mean(axis=1), most, out=np.ones(len(loads)), where=most > 0)
     return np.minimum(found, 1.0)
@@ -219,8 +219,8 @@ class Move(NamedTuple):
 
 
 def moves(old: Placement, new: Placement, shards: int) -> list[list[Move]]:
-    """For each layer, the slots whose expert changes, ascending, and where its weights are: on the same shard
-    if possible, else in the lowest slot that has them.
+    """For each layer, the slots whose expert changes, in ascending order, and a slot that has the new
+    weights: on the same shard if possible, otherwise the lowest one.
 
     A source may be a slot that changes itself: read all sources of a layer before writing.
     """
@@ -241,8 +241,8 @@ def moves(old: Placement, new: Placement, shards: int) -> list[list[Move]]:
 
 
 def keep_slots(old: Placement, new: Placement, shards: int) -> Placement:
-    """`new` with the same experts on each shard, where those that were on it in `old` keep their slots. This
-    saves moves and changes no load."""
+    """`new` with the slots inside each shard reordered: experts that were on the shard in `old` keep their
+    slots. This saves moves and does not change the load."""
     check_sizes(new.experts, new.slots, shards)
     if old.physical.shape != new.physical.shape:
         raise ValueError("the two placements are of different sizes")
@@ -261,7 +261,7 @@ def keep_slots(old: Placement, new: Placement, shards: int) -> Placement:
 
 
 def checked_counts(counts: NDArray[Any]) -> Counts:
-    """Raises ValueError for counts that are no table of whole numbers of at least 0."""
+    """Raises ValueError for counts that are not a table of integers of at least 0."""
     table = np.asarray(counts)
     if table.ndim != 2 or 0 in table.shape or table.dtype.kind not in "iu" or table.min() < 0:
         raise ValueError("counts are a table of whole numbers from 0, a row for each layer")
@@ -269,7 +269,8 @@ def checked_counts(counts: NDArray[Any]) -> Counts:
 
 
 def check_sizes(experts: int, physical: int, shards: int) -> None:
-    """Raises ValueError if the shards cannot have equally many physical experts, or experts are left out."""
+    """Raises ValueError if shards cannot have the same number of physical experts, or experts are left
+    out."""
     if shards < 1:
         raise ValueError(f"{shards} shards: at least 1 is needed")
     if physical < experts:

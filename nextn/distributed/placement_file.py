@@ -22,12 +22,12 @@ from nextn.distributed.placement import Counts, Placement, balanced
 
 COUNTS, NEXTN_COUNTS, MAP = "logical_count", "nextn_logical_count", "physical_to_logical_map"
 TRIVIAL = "trivial"
-LARGEST_TOTAL = 2**53  # of counts, which are divided as f64
+LARGEST_TOTAL = 2**53  # maximum sum of counts, because they are divided as f64
 
 
 @dataclass(frozen=True)
 class Dump:
-    """Rows of each expert, [layers, experts]: of the target, and of the NextN layers if the dump has them."""
+    """Number of rows of each expert, [layers, experts]: for the target, and for NextN layers if there."""
 
     target: Counts
     nextn: Counts | None
@@ -35,7 +35,7 @@ class Dump:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a placement has to fit: the model's layers with experts, its experts, and the options.
+    """The sizes that a placement must fit: the model's layers with experts, its experts, and the options.
 
     `dense_layers`: layers without experts, which come first. SGLang's files have rows for them too.
     """
@@ -50,7 +50,7 @@ class Sizes:
 
 
 def read_dump(path: Path) -> Dump:
-    """Raises ValueError that names the file, for one that is no dump of counts."""
+    """Raises ValueError with the file's name if it is not a dump of counts."""
     content = read_object(path)
     if COUNTS not in content:
         raise ValueError(
@@ -65,8 +65,8 @@ def read_dump(path: Path) -> Dump:
 
 
 def initial_placement(value: str, sizes: Sizes) -> Placement:
-    """The placement that --init-expert-location names: `trivial`, a file with a map, or a file with counts,
-    from which it is planned. Raises ValueError for a file that is neither, or of another model."""
+    """The placement of --init-expert-location: `trivial`, a file with a map, or a file with counts, from
+    which it is planned. Raises ValueError for a file that is neither, or of another model."""
     if value == TRIVIAL:
         return Placement.trivial(sizes.layers, sizes.experts, sizes.physical - sizes.experts)
     path = Path(value)
@@ -94,7 +94,7 @@ def initial_placement(value: str, sizes: Sizes) -> Placement:
 
 
 def write_placement(path: Path, placement: Placement) -> None:
-    """Writes it whole or not at all."""
+    """Writes the file completely or not at all."""
     rows = ",\n".join(f"  {json.dumps(row)}" for row in placement.physical.tolist())
     write_whole(path, f'{{"{MAP}": [\n{rows}\n]}}\n'.encode())
 
@@ -110,7 +110,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The file's JSON object. Raises ValueError that names the file."""
+    """The file's JSON object. Raises ValueError with the file's name."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
@@ -133,7 +133,7 @@ def counts_of(path: Path, key: str, value: object) -> Counts:
 
 
 def table(path: Path, key: str, value: object, dimensions: tuple[int, ...] = (2,)) -> NDArray[np.int64]:
-    """Nested lists of equal lengths, as an array. Raises ValueError that names file and key."""
+    """Nested lists of equal lengths, as an array. Raises ValueError with file and key."""
     wanted = "a list of steps, or of layers, " if 3 in dimensions else "a list of layers, "
     try:
         found = np.array(value)

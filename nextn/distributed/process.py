@@ -1,5 +1,5 @@
-"""A process of another rank: a fresh interpreter that runs a module of nextn. It imports nothing of the
-program that starts it, so that scripts need no `if __name__ == "__main__"`, and notebooks work."""
+"""The process of another rank: a new interpreter that runs a module of nextn. It does not import the program
+that starts it. So scripts need no `if __name__ == "__main__"`, and notebooks work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ END_SECONDS = 2.0  # for a rank to end by itself; then it is killed
 
 
 class RankProcess:
-    """link: both ways, for pickled objects. sentinel: a descriptor that can be read when it has ended."""
+    """link: both ways, for pickled objects. sentinel: a descriptor that is readable when it has ended."""
 
     def __init__(self, module: str, memories: Sequence[Memory]) -> None:
         ours, theirs = socket.socketpair()
@@ -30,7 +30,7 @@ class RankProcess:
             pass_fds=[theirs.fileno(), alive, *files],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )  # fmt: skip
-        theirs.close()  # or neither would ever be at its end
+        theirs.close()  # otherwise neither end would notice that the other is closed
         os.close(alive)
         self.link = Connection(ours.detach())
 
@@ -64,7 +64,7 @@ class RankProcess:
 
 
 def opened(arguments: list[str]) -> tuple[Connection, list[Memory], int]:
-    """In that process: the link, the memories that it shares, and the process that started it. arguments: its
-    own."""
+    """To be called in the new process, with its arguments. Returns the link, the shared memories, and the id
+    of the process that started it."""
     link, parent, *files = map(int, arguments)
     return Connection(link), [Memory(file) for file in files], parent

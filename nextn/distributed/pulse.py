@@ -1,5 +1,6 @@
-"""Every rank shows that it lives, and looks whether the others do: one that is stopped (SIGSTOP, a frozen
-container, a machine that swaps) does not end, and would be waited for without end."""
+"""Heartbeats: every rank increases a counter and watches those of the others. A rank that is stopped
+(SIGSTOP, a frozen container, a machine that swaps) does not end, so without this the others would wait
+forever."""
 
 from __future__ import annotations
 
@@ -9,21 +10,21 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 EVERY = 0.2  # seconds between two beats
-SILENT = 4.0  # seconds after which a rank counts as gone
-LOADING = 60.0  # the same while it loads the model: whatever reads a file may hold Python's lock for long
+SILENT = 4.0  # seconds without a beat after which a rank counts as gone
+LOADING = 60.0  # the same while it loads the model, because reading a file may hold Python's lock for long
 
 
 class Beating(Protocol):
     def beat(self) -> None:
-        """Shows the others that this rank lives."""
+        """Increases this rank's counter."""
 
     def beats(self) -> Mapping[int, int | None]:
         """How often each rank that this one watches has beaten; None: it has ended."""
 
 
 class Pulse:
-    """Beats in a thread of its own until `stop`. lost(rank, what): called once, in that thread, of the first
-    rank that has ended, or has been silent for too long: `what` of both it was. silent: seconds."""
+    """Runs in its own thread until `stop`. lost(rank, what): called once, in that thread, for the first rank
+    that has ended or was silent for too long; `what` says which of the two. silent: seconds."""
 
     def __init__(self, ranks: Beating, lost: Callable[[int, str], None], silent: float = SILENT) -> None:
         self._ranks, self._lost, self._silent = ranks, lost, silent
@@ -33,7 +34,7 @@ class Pulse:
         self._thread.start()
 
     def expect(self, silent: float) -> None:
-        """From now on a rank may be silent for so many seconds."""
+        """From now on, a rank may be silent for `silent` seconds."""
         self._since = time.monotonic()  # first: the thread may look in between
         self._silent = silent
 
@@ -49,7 +50,7 @@ class Pulse:
         while not self._stopped.wait(EVERY):
             self._ranks.beat()
             now = time.monotonic()
-            # Who was stopped itself knows nothing of the others in that time.
+            # If this process itself was stopped, it does not know what the others did in that time.
             paused = now - last > self._silent / 2
             last = now
             found = self._ranks.beats()

@@ -1,4 +1,4 @@
-"""A rank among those that compute every step together, as its engine knows it."""
+"""A rank's connection to the other ranks that compute every step with it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Ranks(ABC):
 
     def __init__(self, rank: int, size: int, most_rows: int) -> None:
         self.rank, self.size, self.most_rows = rank, size, most_rows
-        self.reason = ""  # why no step will run any more
+        self.reason = ""  # why no step can run any more
         self._struct: kernels.Ranks | None = None
         self._seconds = 0.0
         self.leaving: list[Callable[[], None]] = []  # before the group of GPUs ends
 
     @abstractmethod
     def shared_by(self, model: kernels.Model, layers: int) -> Any:
-        """What the kernels' engine of this model needs to know of the ranks."""
+        """The information about the ranks for the native engine of this model."""
 
     @abstractmethod
     def gather(self, whole: Tensor, bounds: Sequence[int]) -> None:
@@ -56,8 +56,8 @@ class Ranks(ABC):
 
     @property
     def group(self) -> Group:
-        """What fills up the torch model's arrays, where they are. Where ranks of several groups have met: all
-        of them."""
+        """The group that gathers the torch model's arrays. If ranks of several groups are connected: all of
+        them."""
         return self if self._between is None else self._between.group
 
     @property
@@ -65,12 +65,12 @@ class Ranks(ABC):
         return self.gpus is not None and self.gpus.backend == "nccl"
 
     def least(self, number: int) -> int:
-        """On GPUs: of what the ranks call this with, once all have. Raises PeerGone."""
+        """On GPUs: waits until all ranks have called this, and returns the minimum. Raises PeerGone."""
         assert self._between is not None
         return min(self._between.all_say(number))
 
     def leave_gpus(self) -> None:
-        """So that this process can be a rank of another engine."""
+        """Leaves the group of GPUs, so that this process can be a rank of another engine."""
         if self._between is not None:
             for each in self.leaving:
                 each()
@@ -78,23 +78,23 @@ class Ranks(ABC):
             self._between = None
 
     def check(self) -> None:
-        """Raises PeerGone where a rank is gone."""
+        """Raises PeerGone if a rank has ended."""
         if self.reason:
             raise self.gone()
 
     def give_up(self, reason: str) -> None:
-        """Nobody waits any more: a rank is gone. (But for NCCL.)"""
+        """A rank has ended: ends all waits of this process, except those for NCCL."""
         self.reason = self.reason or reason
         self._wake()
 
     @abstractmethod
     def _wake(self) -> None:
-        """Who waits for another rank, or is going to, raises PeerGone."""
+        """Makes every present and later wait for another rank raise PeerGone."""
 
     def gone(self) -> PeerGone:
         return PeerGone(self.reason or "another rank of this engine has ended")
 
     @property
     def waited(self) -> float:
-        """Seconds that this rank has waited for the others in all."""
+        """Total seconds that this rank has waited for the others."""
         return self._seconds + (0.0 if self._struct is None else float(self._struct.waited) / 1e9)

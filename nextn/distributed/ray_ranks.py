@@ -1,13 +1,12 @@
-"""Ranks as Ray actors: Ray finds room for them in a cluster, starts them and ends them. It does no more: the
-work goes over the ranks' own sockets.
+"""Ranks as Ray actors: Ray places them in a cluster, starts them and ends them. The ranks communicate over
+their own sockets.
 
     ranks = RayRanks()
     ranks.start({1: config_of_rank_1, 2: config_of_rank_2})
     ranks.close()
 
-An actor runs `join_and_run` of `nextn.engine.tensor_rank`, as a process does that nextn starts itself. On
-GPUs each rank has one: Ray shows an actor no other.
-"""
+An actor runs `join_and_run` of `nextn.engine.tensor_rank`, like a process that nextn starts itself. Each rank
+has one GPU, if there are GPUs. An actor sees only this GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ log = logging.getLogger("nextn.engine")
 RANK_MODULE = "nextn.engine.tensor_rank"  # above this package
 NODE = "ray.io/node-id"  # a label that Ray gives every node
 HERE_SECONDS = 10.0  # for a cluster to answer
-SHOWN = 300  # characters of Ray's own account of an actor's end
+SHOWN = 300  # maximum characters of Ray's message about an actor's end
 
 
 class NextnRank:
@@ -46,17 +45,16 @@ class NextnRank:
 class RayRanks:
     """An actor for each rank but 0, in a placement group.
 
-    The group has a bundle of --threads CPUs for each rank, and of a GPU where they are on GPUs. Rank 0 is
-    this process, so its bundle is on this node and has no actor: Ray must not give its cores and its GPU to
-    others. The strategy is PACK: all on one node if it has room, else on few. STRICT_PACK would refuse the
-    second case. SPREAD would put a network between ranks that could do without.
-    """
+    The group has a bundle for each rank, with --threads CPUs and, on GPUs, one GPU. Rank 0 is this process,
+    so its bundle is on this node and has no actor. It only prevents Ray from giving these cores and this GPU
+    to others. The strategy is PACK: all on one node if possible, otherwise on few nodes. STRICT_PACK would
+    refuse the second case. SPREAD would put ranks on several nodes without need."""
 
     def __init__(self) -> None:
-        """Connects to the cluster that RAY_ADDRESS names or that `ray start` has begun on this machine; where
-        there is none, to a new one of this machine alone.
+        """Connects to the cluster of RAY_ADDRESS, or to the one that `ray start` has started on this machine.
+        If there is none, starts a new one on this machine only.
 
-        Raises ValueError: Ray is not installed, or does not answer."""
+        Raises ValueError if Ray is not installed or does not answer."""
         self._ray = ray = _imported()
         self._group: Any = None
         self._actors: list[Any] = []
@@ -67,8 +65,8 @@ class RayRanks:
         self.host: str = ray.util.get_node_ip_address()  # this node, as the others know it
 
     def start(self, configs: Mapping[int, EngineConfig], gpus: bool = False) -> str | None:
-        """configs: of each rank but 0, with its threads. gpus: one for each rank. Returns the uuid of
-        rank 0's. Raises ValueError where Ray has no room within --dist-timeout."""
+        """configs: of each rank but 0, with its threads. gpus: whether each rank gets a GPU. Returns the uuid
+        of rank 0's GPU. Raises ValueError if Ray has no room within --dist-timeout."""
         first = next(iter(configs.values()))
         self._group = self._placed(first, int(gpus))
         for rank, config in configs.items():
@@ -85,7 +83,8 @@ class RayRanks:
         return {"scheduling_strategy": place, **({"num_gpus": gpus} if gpus else {})}
 
     def _first_gpu(self, timeout: float) -> str:
-        """Which of this node's is that of rank 0's bundle: what runs there sees it alone."""
+        """The uuid of the GPU in rank 0's bundle, found by a task in this bundle, which sees only this
+        GPU."""
         looks = self._ray.remote(num_cpus=0, max_retries=0, **self._on(0, 1))(_seen_gpu)
         try:
             found: str = self._ray.get(looks.remote(), timeout=timeout)
@@ -130,7 +129,8 @@ class RayRanks:
                 raise PeerGone(f"rank {rank} has ended while others were waited for: {said}")
 
     def close(self) -> None:
-        """Ends the actors, and gives back what Ray had reserved. Where a program exits, Ray has done so."""
+        """Ends the actors and releases what Ray had reserved. When a program exits, Ray has already done
+        so."""
         if not self._ray.is_initialized():
             return
         for actor in self._actors:
@@ -183,7 +183,8 @@ def _connect(ray: Any) -> None:
 
 @contextlib.contextmanager
 def _kept_handler() -> Iterator[None]:
-    """Ray ends a process at SIGTERM. An engine's parent decides when that ends."""
+    """Keeps the handler of SIGTERM, which Ray would replace by one that ends the process. An engine's parent
+    decides when the engine ends."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if threading.current_thread() is threading.main_thread():

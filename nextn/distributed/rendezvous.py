@@ -1,16 +1,16 @@
-"""How ranks on several machines find each other.
+"""How ranks on several machines connect to each other.
 
-Rank 0 listens at an address that all of them know (`Host`). Every other rank connects to it (`join`): one
-connection for work, one for signs of life, one for the outputs of products. When all have come, rank 0 tells
-each where the others listen, and every two of them connect.
+Rank 0 listens at an address that all ranks know (`Host`). Every other rank connects to it (`join`), with
+three connections: for work, for heartbeats, and for the outputs of products. When all have connected, rank 0
+tells each rank where the others listen, and every two ranks connect.
 
-Before that it compares what has to be the same everywhere (`facts`), so that ranks with another model or
-other options are refused with the reason. What each rank may have of its own (`offer`) is shown to rank 0
-once all have come, which tells all what follows from it (`agree`).
+Before that, rank 0 compares everything that must be the same on all ranks (`facts`). A rank with another
+model or other options is refused, with the reason. Data that may differ (`offer`) is sent to rank 0. When all
+ranks have connected, rank 0 computes a result from all offers (`agree`) and sends it to all.
 
-What starts the ranks of another machine has a connection too (`attend`): its end says that rank 0 has ended,
-to who then has to end even a rank that hangs. The first messages are JSON with a length before it.
-"""
+On each other machine, the process that starts ranks has a connection too (`attend`). When it closes, rank 0
+has ended, and this process ends its ranks, even those that hang. The first messages are JSON, preceded by
+their length."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from typing import Any
 log = logging.getLogger("nextn.engine")
 
 KINDS = ("work", "signs", "data")  # connections of a rank to rank 0
-HELLO_SECONDS = 5.0  # that who connects has to say who it is
-TELL_EVERY = 10.0  # seconds between two lines on who is waited for
-AGAIN = 0.2  # seconds until a rank looks again for rank 0
+HELLO_SECONDS = 5.0  # time in which a new connection must send its first message
+TELL_EVERY = 10.0  # seconds between two log lines about missing ranks
+AGAIN = 0.2  # seconds until a rank tries again to connect to rank 0
 MOST = 1 << 20  # bytes of a message
 
 Facts = Mapping[str, str]
@@ -49,14 +49,14 @@ def _nothing(offers: Mapping[int, Any]) -> None:
 
 
 class Refused(RuntimeError):
-    """Rank 0 does not take this rank, or gives up; the text says why."""
+    """Rank 0 refuses this rank, or gives up. The text says why."""
 
 
 @dataclass
 class Met:
-    """A rank's connections. work: rank 0's to each other rank, and theirs to rank 0. signs: the same. data:
-    to every other rank, by rank; None for itself. nodes: rank 0's to what starts the ranks elsewhere. agreed:
-    the same on all ranks, plain data."""
+    """A rank's connections. work: on rank 0 to each other rank, on other ranks to rank 0. signs: the same.
+    data: to every other rank, by rank; None for itself. nodes: on rank 0, to the processes that start ranks
+    on other machines. agreed: the result of `agree`, the same on all ranks."""
 
     work: dict[int, Connection]
     signs: dict[int, socket.socket]
@@ -82,13 +82,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Host:
-    """Rank 0's part. Ranks may come as soon as this is made. nodes: other machines that attend. name: what a
-    rank is called."""
+    """Rank 0's part. Ranks may connect from its creation on. nodes: number of other machines that `attend`.
+    name: the name of a rank in messages."""
 
     def __init__(
         self, address: tuple[str, int], size: int, facts: Facts, nodes: int = 0, name: Name = _rank
     ) -> None:
-        """Raises OSError where it cannot listen there."""
+        """Raises OSError if it cannot listen there."""
         self._listener = listen(*address)
         self._size, self._facts, self._name = size, facts, name
         self._nodes: dict[int, socket.socket | None] = dict.fromkeys(range(1, nodes + 1))
@@ -101,11 +101,11 @@ class Host:
         return found
 
     def meet(self, timeout: float, check: Callable[[], None] = lambda: None, agree: Agree = _nothing) -> Met:
-        """Waits for all ranks. check: called every second; what it raises ends the wait. agree: makes plain
-        data of what the ranks offer; the others are told what it raises.
+        """Waits for all ranks. check: called every second; its exceptions end the wait. agree: makes plain
+        data from the ranks' offers; its exception is sent to the other ranks.
 
-        Raises ValueError for a rank that differs, TimeoutError that names who is missing, what `agree` does.
-        """
+        Raises ValueError for a rank that differs, TimeoutError with the missing ranks, and the errors of
+        `agree`."""
         until = time.monotonic() + timeout
         tell = time.monotonic() + TELL_EVERY / 5
         self._listener.settimeout(1.0)
@@ -140,7 +140,7 @@ class Host:
                 node.close()
 
     def _missing(self) -> str:
-        """Who has not come; "" if all have."""
+        """The ranks that have not connected, as text; "" if all have."""
         for rank, (word, _) in list(self._ranks.items()):
             if _ended(self._come[word]["work"]):  # it will come again
                 del self._ranks[rank]
@@ -184,7 +184,7 @@ class Host:
             log.info("%s has come from %s", hello["name"], _shown(address))
 
     def _wrong(self, hello: Any) -> str:
-        """Why this rank is not to come; "" if it is."""
+        """Why this rank is refused; "" if it is accepted."""
         rank, name, host = hello["rank"], hello["name"], self._name(0)
         theirs = hello["facts"]
         for fact in dict.fromkeys((*self._facts, *theirs)):
@@ -228,8 +228,8 @@ def join(
     name: Name = _rank,
     offer: Any = None,
 ) -> Met:
-    """The part of every rank but 0. offer: plain data, for rank 0's `agree`. Raises Refused, TimeoutError
-    where rank 0 is not to be found, OSError where it ends meanwhile."""
+    """The part of every rank but 0. offer: plain data, for rank 0's `agree`. Raises Refused, TimeoutError if
+    rank 0 cannot be reached, OSError if it ends meanwhile."""
     work = _find(address, name(rank), timeout)
     opened = [work]
 
@@ -242,7 +242,7 @@ def join(
         host, word = work.getsockname()[0], uuid.uuid4().hex
         with listen(host, 0) as listener:
             signs, first = (connected(address, {"kind": kind, "word": word}) for kind in KINDS[1:])
-            # At last, for a rank that is refused is told so, and nobody listens any more.
+            # Sent last: rank 0 may answer with a refusal, and does not listen any more after that.
             hello = {"kind": "work", "word": word, "rank": rank, "name": name(rank)}
             hello |= {"facts": dict(facts), "host": host, "offer": offer}
             _send(work, {**hello, "port": listener.getsockname()[1]})
@@ -268,8 +268,8 @@ def join(
 
 
 def attend(address: tuple[str, int], node: int, timeout: float, check: Callable[[], None]) -> socket.socket:
-    """For what starts the ranks of another machine: a connection that ends with rank 0. check: called while
-    nobody listens there; what it raises ends the wait. Raises TimeoutError, OSError."""
+    """For the process that starts the ranks of another machine: a connection that ends with rank 0. check:
+    called while rank 0 does not listen yet; its exceptions end the wait. Raises TimeoutError, OSError."""
     end = _find(address, f"node {node}", timeout, check)
     _send(end, {"kind": "node", "node": node})
     return _plain(end)
@@ -283,7 +283,7 @@ def _find(
     while True:
         try:
             return socket.create_connection(address, timeout=HELLO_SECONDS)
-        except OSError as e:  # nobody listens yet, or its name is not known yet
+        except OSError as e:  # rank 0 does not listen yet, or its name cannot be resolved yet
             check()
             now = time.monotonic()
             if now > until:
@@ -304,7 +304,7 @@ def _plain(end: socket.socket) -> socket.socket:
 
 
 def _ended(end: socket.socket) -> bool:
-    """Has the other side closed it? It says nothing before it is answered."""
+    """Whether the other side has closed it. The other side sends nothing before it gets an answer."""
     try:
         end.setblocking(False)
         return not end.recv(1, socket.MSG_PEEK)

@@ -1,4 +1,4 @@
-"""What all ranks of a machine tell each other in memory that they share.
+"""Ranks of one machine, which exchange data in shared memory.
 
     page 0      the meeting (NxMeeting of csrc/ranks.h); from byte BEATS on, a counter of each rank
     the rest    arrays that the ranks fill together (csrc/forward.h)
@@ -26,8 +26,8 @@ from nextn.ops.cpu import library as kernels
 from nextn.ops.cpu.library import NoLibrary, library
 
 BEATS = 1024
-SPINS = 4000  # of a rank that waits, before it sleeps: about 50 us, as in csrc/pool.h
-FEW_SPINS = 50  # where ranks share cores: another one needs this rank's
+SPINS = 4000  # of a waiting rank, before it sleeps: about 50 us, as in csrc/pool.h
+FEW_SPINS = 50  # if ranks share cores, because another rank needs this rank's core
 
 
 def address(view: mmap.mmap) -> int:
@@ -70,7 +70,7 @@ class SharedRanks(Ranks):
         self._seconds += time.perf_counter() - begin
 
     def _wake(self) -> None:
-        with contextlib.suppress(NoLibrary):  # without it, as on GPUs, nobody waits here
+        with contextlib.suppress(NoLibrary):  # without it, as on GPUs, no rank waits here
             library().nx_break(address(self._header))
 
     def beat(self) -> None:

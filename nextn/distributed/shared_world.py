@@ -1,8 +1,8 @@
-"""All ranks that share a model's experts, on one machine: memory that all of them map (csrc/world.h).
+"""All ranks that share a model's experts, on one machine, with shared memory (csrc/world.h).
 
-page 0      meetings and rows of the groups; what `nextn.distributed.place` has there; from SENT on, the bytes
-            that each rank has sent
-the rest    rows that were offered, and results; then what `area` gives
+page 0      barriers and numbers of rows of the groups; data of `nextn.distributed.place`; from SENT on, the
+            bytes that each rank has sent
+the rest    rows that the groups offer, and results; then the areas of `area`
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SENT = 3584  # 64 numbers
 
 
 class SharedWorld(ExpertWorld):
-    """threads: of all ranks. For the others see `ExpertWorld`."""
+    """threads: of all ranks. For the other parameters see `ExpertWorld`."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class SharedWorld(ExpertWorld):
         self.reason = ""
         self._sent = Numbers(self._header, SENT)
         self._arrays: Any = None
-        self._end = 0  # of what is mapped
+        self._end = 0  # end of the mapped memory
 
     def shared_by(self, model: kernels.Model, layers: int) -> None:
         model.world = pointer(self._struct)
@@ -76,7 +76,7 @@ class SharedWorld(ExpertWorld):
         self.meet()
 
     def meet(self) -> None:
-        """All ranks wait here for each other."""
+        """A barrier for all ranks."""
         begin = time.perf_counter_ns()
         gone = library().nx_meet(address(self._header), self.share.size, self._struct.spins)
         self._struct.waited += time.perf_counter_ns() - begin
@@ -91,7 +91,7 @@ class SharedWorld(ExpertWorld):
         return PeerGone(self.reason or "another rank that shares the experts has ended")
 
     def slow_down(self, nanoseconds: float) -> None:
-        """From now on a byte to another rank takes at least so long. For experiments."""
+        """From now on, a byte to another rank takes at least this time. For experiments."""
         self._struct.link = nanoseconds
 
     @property

@@ -1,4 +1,4 @@
-"""Signs of life over sockets, between ranks on several machines: see `nextn.distributed.pulse`."""
+"""Heartbeats over sockets, between ranks on several machines: see `nextn.distributed.pulse`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BEAT = b"."
 
 
 class Signs:
-    """sockets: connected ones, by rank, of those that this one watches. Takes them over."""
+    """sockets: connected sockets to the ranks that this one watches, by rank. Takes them over."""
 
     def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
         self._sockets = sockets
@@ -19,13 +19,13 @@ class Signs:
             end.setblocking(False)
 
     def beat(self) -> None:
-        """Shows the others that this rank lives."""
+        """Sends a heartbeat to the others."""
         for end in self._sockets.values():
             with contextlib.suppress(OSError):  # it has ended, or does not read: `beats` tells
                 end.send(BEAT)
 
     def beats(self) -> Mapping[int, int | None]:
-        """How often each rank that this one watches has beaten; None: it has ended."""
+        """The number of heartbeats of each rank that this one watches; None: it has ended."""
         for rank, end in self._sockets.items():
             count = self._counts[rank]
             if count is not None:

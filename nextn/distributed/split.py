@@ -1,4 +1,4 @@
-"""n columns shared out over the ranks of a group."""
+"""How n columns are divided among the ranks of a group."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 
 from nextn.distributed.group import Alone, Group, bounds
 
-UNITS = (64, 16, 1)  # columns that stay together, where that leaves every rank some
+UNITS = (64, 16, 1)  # columns that stay together, if every rank then still gets some
 
 
 @dataclass(frozen=True)
 class Split:
-    """Rank r of the group computes columns bounds[r]:bounds[r + 1], and begin:end is this rank's part. Where
-    every rank computes all of them, the group is one of this rank alone."""
+    """Rank r of the group computes columns bounds[r]:bounds[r + 1], and begin:end is this rank's part. If
+    every rank computes all columns, the group contains only this rank."""
 
     group: Group
     bounds: tuple[int, ...]
@@ -30,7 +30,7 @@ class Split:
 
     @property
     def n(self) -> int:
-        """Columns of all ranks."""
+        """Number of columns of all ranks."""
         return self.bounds[-1]
 
     @property
@@ -53,15 +53,15 @@ class Split:
 
     @property
     def is_whole(self) -> bool:
-        """Are all columns this rank's?"""
+        """Whether this rank has all columns."""
         return self.group.size == 1
 
     def times(self, width: int) -> Split:
-        """Each column stands for so many."""
+        """The same split with `width` columns in place of each column."""
         return Split(self.group, tuple(b * width for b in self.bounds))
 
     def gather(self, whole: Tensor) -> None:
-        """whole [rows, n], contiguous, columns begin:end written: fills in those of the others."""
+        """whole [rows, n], contiguous, with columns begin:end written: fills in the others."""
         self.group.gather(whole, self.bounds)
 
     def whole(self, part: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class Split:
         return self.wholes(part)[0]
 
     def wholes(self, *parts: Tensor) -> tuple[Tensor, ...]:
-        """The same of several with equally many rows, which go together."""
+        """The same for several parts with the same number of rows, in one gather."""
         if self.is_whole:
             return parts
         rows = len(parts[0])

@@ -1,5 +1,6 @@
-"""What runs steps has to know of all ranks that share a model's experts: `nextn.distributed.expert_world` for
-the native kernels, `nextn.distributed.torch_experts` for the torch model."""
+"""The contract of a world, all ranks that share a model's experts, for the code that runs steps.
+
+`nextn.distributed.expert_world` is for the native kernels, `nextn.distributed.torch_experts` for torch."""
 
 from __future__ import annotations
 
@@ -13,29 +14,29 @@ from nextn.distributed.parcels import Parcel
 
 
 class MovesBytes(Protocol):
-    """Between steps. Each may raise PeerGone."""
+    """Transfers bytes between steps. Each method may raise PeerGone."""
 
     @property
     def share(self) -> ExpertShare: ...
 
     def area(self, size: int) -> Bytes:
-        """So many bytes, zeros at first, for `gathered` and `hand_over`. To be asked for after a step, by all
-        ranks in the same order with the same sizes, between two areas there must be a `meet`."""
+        """An area of `size` bytes, zeros at first, for `gathered` and `hand_over`. All ranks must call it
+        after a step, in the same order with the same sizes, with a `meet` between two areas."""
 
     def gathered(self, board: NDArray[Any]) -> None:
         """board [ranks, ...], of an area: each rank has written its own row. Afterwards all rows can be read,
         until the next `meet`."""
 
     def hand_over(self, parcels: Sequence[Parcel]) -> None:
-        """Those of all ranks, the same on each; the sources have written theirs. Afterwards they can be read
-        where they go to, until the next `meet`."""
+        """Transfers parcels. All ranks call it with the same parcels, after the sources have written theirs.
+        Afterwards the destinations can read them, until the next `meet`."""
 
     def meet(self) -> None:
-        """From here on areas may be written again."""
+        """A barrier. After it, areas may be written again."""
 
 
 class StepWorld(MovesBytes, Protocol):
-    """groups: of attention, each with requests of its own. group: this rank's."""
+    """groups: of attention, each with its own requests. group: this rank's."""
 
     @property
     def groups(self) -> int: ...
@@ -45,28 +46,28 @@ class StepWorld(MovesBytes, Protocol):
 
     @property
     def busy(self) -> bool:
-        """Had anybody rows in the last step?"""
+        """Whether any group had rows in the last step."""
 
     @property
     def dynamic(self) -> bool:
-        """Do replicas of an expert take turns from row to row? Else each group has its own."""
+        """Whether replicas of an expert take turns from row to row. Otherwise each group uses one of them."""
 
     def step(self, rows: int, rest: int = 0, two: bool = False) -> int:
-        """Before every pass through the target: this group has so many rows, and `rest` more in the second
-        half. two: it wants the halves to be computed by turns. Returns all groups' rows; without any, nobody
-        may compute anything. Raises PeerGone."""
+        """To be called before every forward pass of the target. rows: of this group. rest: further rows, in
+        the second half. two: this group wants two halves. Returns the rows of all groups. If there are none,
+        no rank may compute anything. Raises PeerGone."""
 
     @property
     def in_halves(self) -> bool:
-        """Does this step go in two halves?"""
+        """Whether this step runs in two halves."""
 
     def give_up(self, reason: str) -> None:
-        """A rank is gone. Nobody waits any more, as far as a wait can be ended."""
+        """A rank has ended: ends all waits that can be ended."""
 
     @property
     def waited(self) -> float:
-        """Seconds that this rank has waited for others in all, as far as that is measured."""
+        """Total seconds that this rank has waited for others, as far as this is measured."""
 
     @property
     def sent_by_group(self) -> int:
-        """Bytes that all ranks of this group have sent to others, up to the last step."""
+        """Total bytes that all ranks of this group have sent to others, up to the last step."""

@@ -18,7 +18,7 @@ Found = TypeVar("Found")
 
 
 class ThreadWorld(Places):
-    """One rank of `run_world`. AssertionError where the ranks' calls differ.
+    """One rank of `run_world`. AssertionError if the ranks' calls differ.
 
     attention: the ranks of its group; peers: those of its shard."""
 
@@ -57,7 +57,7 @@ class _Meetings:
 def run_world(
     size: int, groups: int, shards: int, compute: Callable[[ThreadWorld], Found], timeout: float = TIMEOUT
 ) -> list[Found]:
-    """As `nextn.distributed.threads.run_ranks`."""
+    """Like `nextn.distributed.threads.run_ranks`."""
     Places(0, size, groups, shards)
     meetings = _Meetings(size, groups, shards, timeout)
     return run_threads(size, lambda rank: compute(ThreadWorld(rank, groups, shards, meetings)), meetings.end)

@@ -1,8 +1,8 @@
-"""Ranks that are threads of one process, for tests: everything but the way that the bits take.
+"""Ranks that are threads of one process, for tests. Only the transport of data differs from real ranks.
 
     found = run_ranks(2, lambda group: model_of(group).forward(...))
 
-A rank that raises makes the others raise PeerGone where they wait for it.
+If a rank raises an exception, the others raise PeerGone when they wait for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Found = TypeVar("Found")
 
 
 class Meeting:
-    """Where all ranks come together. calls: of each rank, what it has put down; gone: who has ended."""
+    """A barrier of all ranks with data. calls: the data of each rank; gone: the ranks that have ended."""
 
     def __init__(self, size: int, timeout: float = TIMEOUT) -> None:
         self.barrier = threading.Barrier(size, timeout=timeout)
@@ -30,7 +30,7 @@ class Meeting:
         self.gone: int | None = None
 
     def together(self, rank: int, call: Any, read: Callable[[list[Any]], Found]) -> Found:
-        """read(what each rank has put down), before any rank goes on."""
+        """Calls read(the data of all ranks) before any rank continues."""
         self.calls[rank] = call
         self._wait()
         found = read(list(self.calls))
@@ -39,7 +39,7 @@ class Meeting:
         return found
 
     def end(self, rank: int) -> None:
-        """The rank has ended: the others raise PeerGone in their next call, or in the one they are in."""
+        """The rank has ended: the others raise PeerGone in their current or next call."""
         if self.gone is None:
             self.gone = rank
         self.barrier.abort()
@@ -55,7 +55,7 @@ class Meeting:
 
 
 class ThreadGroup:
-    """One rank of `run_ranks`. AssertionError where the ranks' calls differ."""
+    """One rank of `run_ranks`. AssertionError if the ranks' calls differ."""
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank, self._meeting = rank, meeting
@@ -85,7 +85,7 @@ def run_ranks(size: int, compute: Callable[[ThreadGroup], Found], timeout: float
 
 
 def run_threads(size: int, compute: Callable[[int], Found], end: Callable[[int], None]) -> list[Found]:
-    """As `run_ranks`. end(rank): the rank has raised."""
+    """Like `run_ranks`. end(rank): called when the rank has raised an exception."""
     found: dict[int, Found] = {}
     errors: list[BaseException] = []
 

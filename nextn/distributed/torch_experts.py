@@ -1,5 +1,5 @@
-"""All ranks that share the torch model's experts, as their engines know them
-(`nextn.distributed.step_world`). What they exchange goes by torch.distributed."""
+"""All ranks that share the torch model's experts (`nextn.distributed.step_world`). They exchange data by
+torch.distributed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from nextn.distributed.torch_world import TorchWorld
 class TorchExpertWorld(TorchWorld):
     """ranks: all of them. dynamic: see `StepWorld`.
 
-    waited: before steps. Within a step the device waits, and the host for all that the device has to do."""
+    waited: only before steps. Within a step, the device waits, and the host waits for all work of the
+    device."""
 
     in_halves = False
 
@@ -57,12 +58,13 @@ class TorchExpertWorld(TorchWorld):
         hand_over(parcels, self.rank, self.size, self._swapped)
 
     def _swapped(self, parts: Sequence[Bytes], due: Sequence[int]) -> list[Bytes]:
-        """parts[r] goes to rank r -> what comes from each: so many bytes."""
+        """Sends parts[r] to rank r, and returns what each rank sent to this one: due[r] bytes."""
         found = self.exchange([torch.from_numpy(part).to(self.carried_on) for part in parts], due)
         return [part.cpu().numpy() for part in found]
 
     def meet(self) -> None:
-        """Areas are this rank's own."""
+        """Nothing to do: areas are not shared with other ranks."""
 
     def give_up(self, reason: str) -> None:
-        """Who waits for a rank that has ended finds it by itself with Gloo; with NCCL its process ends."""
+        """Nothing to do: with Gloo, a rank that waits for an ended one notices it; with NCCL its process
+        ends."""

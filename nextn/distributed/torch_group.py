@@ -2,11 +2,11 @@
 
     group = TorchGroup(rank, 2, "tcp://127.0.0.1:29500", "nccl")
 
-nccl: one GPU a rank, bits go from GPU to GPU on the current stream. The host waits for nothing, and a CUDA
-graph can hold the collective. gloo: any devices, several ranks on one GPU too; bits go through the host's
-memory, and the host waits.
+nccl: one GPU per rank. Data goes from GPU to GPU on the current stream. The host does not wait, and a CUDA
+graph can contain the collective. gloo: any devices, also several ranks on one GPU. Data goes through the
+host's memory, and the host waits.
 
-A collective carries bytes and adds nothing, so neither the backend nor its algorithm has a say in a value.
+A collective only transfers bytes and adds nothing, so neither the backend nor its algorithm affects a value.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _all_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gat
 
 
 class TorchGroup:
-    """One to a process: torch.distributed's default group; and its parts. With nccl the process's device is
-    set before."""
+    """torch.distributed's default group, one per process, and its parts. With nccl, the process's device must
+    be set before."""
 
     _handle: dist.ProcessGroup | None = None  # None: torch's default group
 
@@ -42,11 +42,11 @@ class TorchGroup:
         backend: str = "gloo",
         timeout: float = 60.0,
     ) -> None:
-        """init: tcp://host:port, where rank 0 listens, or a store that all have. timeout: seconds that a rank
-        waits for the others, here and in `gather`.
+        """init: tcp://host:port, where rank 0 listens, or a store that all share. timeout: seconds that a
+        rank waits for the others, here and in `gather`.
 
-        Raises PeerGone if not all ranks come in this time. ValueError for a backend that there is not, or
-        that cannot serve here.
+        Raises PeerGone if not all ranks connect in this time, ValueError for a backend that does not exist or
+        cannot be used here.
         """
         assert 0 <= rank < size
         if backend not in BACKENDS:
@@ -65,8 +65,8 @@ class TorchGroup:
             raise self._gone(f"not all ranks met at {init}", e) from e
 
     def part(self, parts: Sequence[Sequence[int]]) -> TorchGroup:
-        """Of groups of these ranks, that which this rank is in. All ranks call it alike, with parts that have
-        every rank once."""
+        """Makes a group of each part, and returns the one that contains this rank. All ranks must call it
+        with the same parts, in which every rank occurs once."""
         limit = timedelta(seconds=self.timeout)
         try:
             handles = [dist.new_group(list(ranks), timeout=limit, backend=self.backend) for ranks in parts]
@@ -78,12 +78,13 @@ class TorchGroup:
         return found
 
     def gather(self, whole: Tensor, bounds: Sequence[int]) -> None:
-        """See `Group`. With nccl nothing is raised here for a rank that is gone: torch's watchdog ends this
+        """See `Group`. With nccl, nothing is raised here if a rank has ended: torch's watchdog ends this
         process after `timeout`."""
         assert whole.is_contiguous()
         if not whole.numel():
             return
-        # Bytes, which every backend carries. Parts are filled up to the widest: all send equally many.
+        # As bytes, which every backend supports. Parts are padded to the widest: all ranks send the same
+        # size.
         raw = whole.view(torch.uint8)
         widths = [(end - begin) * whole.element_size() for begin, end in pairwise(bounds)]
         parts = raw.split(widths, dim=1)
@@ -93,8 +94,8 @@ class TorchGroup:
         torch.cat([part[:, :width] for part, width in zip(found, widths, strict=True)], dim=1, out=raw)
 
     def exchange(self, sent: Tensor, counts: Sequence[int], theirs: Sequence[int]) -> Tensor:
-        """All to all: the first counts[0] of sent [n] go to rank 0, and so on -> from rank 0 theirs[0] of
-        them, and so on."""
+        """All-to-all: sends the first counts[0] elements of sent [n] to rank 0, and so on. Returns theirs[0]
+        elements from rank 0, and so on."""
         device = sent.device
         if self.backend == "gloo":
             sent = sent.cpu()
@@ -106,12 +107,12 @@ class TorchGroup:
         return found.to(device)
 
     def close(self) -> None:
-        """Ends this rank's part. The others raise PeerGone in their next gather, with gloo."""
+        """Leaves the group. With gloo, the others raise PeerGone in their next gather."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
     def _all(self, sent: Tensor) -> Tensor:
-        """[rows, n] of every rank, of one shape -> [ranks, rows, n]."""
+        """[rows, n] of every rank, of the same shape -> [ranks, rows, n]."""
         device = sent.device
         if self.backend == "gloo":
             sent = sent.cpu()
@@ -124,6 +125,6 @@ class TorchGroup:
         return found.to(device)
 
     def _gone(self, what: str, error: RuntimeError) -> PeerGone:
-        """Says which, as far as the backend does."""
+        """The error, with the rank that has ended, if the backend reports it."""
         reason = str(error).partition("\n")[0]
         return PeerGone(f"rank {self.rank} of {self.size}: {what} (within {self.timeout:g} s): {reason}")

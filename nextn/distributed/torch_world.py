@@ -3,9 +3,8 @@
     ranks = TorchGroup(rank, 4, "tcp://127.0.0.1:29500", "nccl")
     world = TorchWorld(ranks, groups=2, shards=4)
 
-The host gives the sizes of an exchange, and waits for those that it does not know. So a CUDA graph cannot
-hold it.
-"""
+The host must know the sizes of an exchange, and waits for them. So an exchange cannot be part of a CUDA
+graph."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from nextn.distributed.world import Places, parts_of
 
 
 class TorchWorld(Places):
-    """ranks: all of them. All make it alike. attention: the ranks of this one's group; peers: those of its
-    shard."""
+    """ranks: all of them; each must make it with the same arguments. attention: the ranks of this rank's
+    group. peers: those of its shard."""
 
     def __init__(self, ranks: TorchGroup, groups: int, shards: int) -> None:
         super().__init__(ranks.rank, ranks.size, groups, shards)
@@ -31,14 +30,14 @@ class TorchWorld(Places):
 
     @property
     def carried_on(self) -> str:
-        """The device whose arrays they exchange as they are."""
+        """The device whose arrays the ranks exchange without a copy."""
         return "cuda" if self._ranks.backend == "nccl" else "cpu"
 
     def rows(self, own: int) -> Sequence[int]:
         return self.by_group([rows for [rows] in self.of_all([own])])
 
     def of_all(self, own: Sequence[int]) -> list[list[int]]:
-        """These numbers of every rank. The host waits for them."""
+        """The numbers of every rank. The host waits for them."""
         sent = torch.tensor([own], device=self.carried_on)
         found: list[list[int]] = torch.cat(self.exchange([sent] * self.size, [1] * self.size)).tolist()
         return found
@@ -46,7 +45,7 @@ class TorchWorld(Places):
     def exchange(self, parts: Sequence[Tensor], due: Sequence[int]) -> list[Tensor]:
         first = parts[0]
         width = math.prod(first.shape[1:]) * first.element_size()
-        # Bytes, which every backend carries.
+        # As bytes, which every backend supports.
         raw = torch.cat(list(parts)).flatten().view(torch.uint8)
         sizes = [n * width for n in due]
         found = self._ranks.exchange(raw, [len(part) * width for part in parts], sizes).split(sizes)
@@ -54,7 +53,7 @@ class TorchWorld(Places):
 
 
 def _part(ranks: TorchGroup, count: int) -> Group:
-    """This rank's of `count` parts."""
+    """The group of this rank, if the ranks are divided into `count` parts."""
     if count == 1:
         return ranks
     return Alone() if count == ranks.size else ranks.part(parts_of(ranks.size, count))

@@ -1,8 +1,7 @@
-"""What ranks say to each other: pickled plain data, read back as nothing else.
+"""Messages between ranks: pickled plain data, and nothing else is read back.
 
-A pickle may call anything when it is read. These come over a network, so whoever reaches the port could send
-one. `loads` makes only objects of the classes that ranks exchange.
-"""
+Reading a pickle may call any function. These messages come over a network, so everyone who reaches the port
+could send one. Therefore `loads` creates only objects of the classes that ranks exchange."""
 
 from __future__ import annotations
 
@@ -19,14 +18,14 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-# Modules whose own classes are data.
+# Modules whose classes are plain data.
 DATA = (
     "nextn.constraint", "nextn.cutoff", "nextn.distributed.wire", "nextn.draft", "nextn.engine.executor",
     "nextn.engine.group_messages", "nextn.engine.page_data", "nextn.expert_load", "nextn.request",
     "nextn.scheduler.plan", "nextn.speculative.draft_state", "nextn.speculative.ngram",
     "nextn.speculative.state", "nextn.speculative.work",
 )  # fmt: skip
-# What compiled grammars are made again with (their __reduce__), and plain types.
+# Functions that restore compiled grammars (their __reduce__), and plain types.
 ALSO = {
     "nextn.grammar.after": ("CompiledAfter",),
     "nextn.grammar.base": ("Vocabulary", "compiled_again"),
@@ -41,16 +40,16 @@ ALSO = {
 }
 
 
-GONE = (EOFError, OSError)  # of a link whose other end is closed
+GONE = (EOFError, OSError)  # errors of a link whose other end is closed
 
 
 class Loaded(NamedTuple):
-    """All ranks have loaded the model: none has a reason any more to be silent for long."""
+    """All ranks have loaded the model. From now on, none should be silent for long."""
 
 
 class Ended(NamedTuple):
-    """Rank 0's last word to the ranks of other machines: they need not come again. error: why it cannot go
-    on; "" if all went well."""
+    """Rank 0's last message to the ranks of other machines: do not join again. error: why it cannot continue;
+    "" if it ended normally."""
 
     error: str = ""
 
@@ -60,7 +59,7 @@ def dumps(message: object) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """Raises pickle.UnpicklingError for what ranks do not exchange."""
+    """Raises pickle.UnpicklingError for objects that ranks do not exchange."""
     return _Unpickler(io.BytesIO(data)).load()
 
 
@@ -69,13 +68,13 @@ def send(link: Connection, message: object) -> None:
 
 
 def receive(link: Connection) -> Any:
-    """Raises EOFError or OSError where the other end is closed."""
+    """Raises EOFError or OSError if the other end is closed."""
     return loads(link.recv_bytes())
 
 
 def send_last(links: Iterable[Connection], message: object, seconds: float) -> None:
-    """To all, and waits until they have read it and closed their ends, at most so long: else some might see
-    only that the others are gone. What they send until then is dropped."""
+    """Sends a last message to all, and waits up to `seconds` until they have read it and closed their ends.
+    Otherwise some might only see that others have ended. Messages from them are dropped."""
     left = set[Connection]()
     for link in links:
         with contextlib.suppress(*GONE):
@@ -91,7 +90,7 @@ def send_last(links: Iterable[Connection], message: object, seconds: float) -> N
 
 
 def cut(link: Connection | socket.socket) -> None:
-    """Who reads from it, here or at the other end, finds its end."""
+    """Closes a link so that readers at both ends see its end."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(link.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)
 

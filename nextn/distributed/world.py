@@ -1,6 +1,7 @@
-"""The ranks of several engines, each with requests and attention of its own, which share the routed experts.
+"""A world: the ranks of several engines, which share the routed experts. Each engine has its own requests and
+attention.
 
-W ranks are divided in two ways, both into runs of consecutive ranks:
+W ranks are divided in two ways, both into parts of consecutive ranks:
 
     groups  D: a group is one engine. Its W / D ranks compute attention together (tensor parallel).
     shards  E: a shard holds some of the experts. Its W / E ranks, the slices, hold some columns of each.
@@ -48,16 +49,16 @@ class World(Protocol):
         """The slices of this rank's shard."""
 
     def rows(self, own: int) -> Sequence[int]:
-        """Before every pass through the target: how many rows each group has in it. own: of this rank's
-        group, the same on all its ranks. If no group has any, there is no pass."""
+        """To be called before every forward pass of the target. Returns the number of rows of each group.
+        own: of this rank's group, the same on all its ranks. If no group has rows, there is no pass."""
 
     def exchange(self, parts: Sequence[Tensor], due: Sequence[int]) -> list[Tensor]:
-        """All to all: parts[r] goes to rank r -> what each rank has sent to this one. Of one dtype and
-        trailing shape on all ranks, with any number of rows, also 0. due: how many rows come from each."""
+        """All-to-all: sends parts[r] to rank r, and returns what each rank sent to this one. All have the
+        same dtype and trailing shape, with any number of rows, also 0. due: number of rows from each rank."""
 
 
 class Places:
-    """Where a rank of a world is. Raises ValueError for sizes that do not divide."""
+    """The place of a rank in a world. Raises ValueError for sizes that do not divide."""
 
     def __init__(self, rank: int, size: int, groups: int, shards: int) -> None:
         assert 0 <= rank < size
@@ -69,7 +70,7 @@ class Places:
         self.group, self.shard = rank // (size // groups), rank // self.slices
 
     def by_group(self, said: Sequence[int]) -> list[int]:
-        """What each group says, of what its ranks say."""
+        """The value of each group, from the values of all ranks."""
         each = self.size // self.groups
         found = [list(said[g * each : (g + 1) * each]) for g in range(self.groups)]
         assert all(len(set(ranks)) == 1 for ranks in found), f"ranks of a group differ in their rows: {found}"
@@ -77,7 +78,7 @@ class Places:
 
 
 def parts_of(size: int, count: int) -> list[range]:
-    """Ranks in `count` parts of consecutive ones.
+    """Divides ranks into `count` parts of consecutive ranks.
 
     >>> parts_of(4, 2)
     [range(0, 2), range(2, 4)]

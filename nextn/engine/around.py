@@ -1,4 +1,4 @@
-"""An executor around another, which does what is not its own."""
+"""The base of an executor that wraps another one and passes calls on to it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Live rebalancing: while the engine serves, experts move so that all shards get equally many rows.
+"""Live expert rebalancing (EPLB): while the engine serves, experts move so that all shards get equal load.
 
-Every --eplb-rebalance-num-iterations steps all ranks look at the rows of the steps since the last look, plan
-the same placement from them, and move the experts that change their slots (`nextn.distributed.expert_mover`).
-A text does not change: replicas have the same bytes. Whether and when ranks move is decided by what they have
-exchanged, never by a clock: all do the same after the same step.
-"""
+After every --eplb-rebalance-num-iterations steps, all ranks exchange the counts of rows since the last time,
+compute the same new placement, and move the experts that change their slots
+(`nextn.distributed.expert_mover`). No text changes, because all copies of an expert have the same bytes.
+Ranks decide by the exchanged counts and never by a clock, so all do the same after the same step."""
 
 from __future__ import annotations
 
@@ -28,8 +27,9 @@ log = logging.getLogger("nextn.engine")
 
 
 class Balancer:
-    """imbalance: the highest load of a shard over the mean, of the steps before the last look, mean of all
-    layers. rebalancings: how often experts moved. moved: slots that got another expert."""
+    """imbalance: the highest load of a shard over the mean load, in the steps before the last exchange, as a
+    mean of all layers. rebalancings: how often experts moved. moved: number of slots that got another expert.
+    """
 
     def __init__(
         self, config: EngineConfig, world: StepWorld, model: NativeModel | TorchModel, plan: Plan = improved
@@ -44,11 +44,11 @@ class Balancer:
         self._exchange: Exchange | None = None
         self._mover: ExpertMover | None = None
         self._target: Placement | None = None
-        self._left: deque[tuple[int, list[Move]]] = deque()  # layers that are to have it, and how
+        self._left: deque[tuple[int, list[Move]]] = deque()  # layers that still have to move, and their moves
         self.imbalance, self.rebalancings, self.moved = 1.0, 0, 0
 
     def stepped(self) -> None:
-        """All ranks have run a step, each calls this before the next one. Raises PeerGone."""
+        """Each rank calls this between two steps. Raises PeerGone."""
         if self._left:
             self._move()
             return
@@ -82,7 +82,7 @@ class Balancer:
         self._move()
 
     def _rows(self, exchange: Exchange) -> Counts:
-        """[groups, layers, experts]: since the last look. A group's first rank counts for all of it."""
+        """[groups, layers, experts], since the last exchange. A group's first rank counts for the group."""
         now = self._model.expert_counts()[0]
         found = exchange.of_all(now - self._last)
         self._last = now
@@ -90,7 +90,7 @@ class Balancer:
         return counts
 
     def _move(self) -> None:
-        """Those of the next layers, as many as may move between two steps."""
+        """Moves experts of the next layers, as many layers as may move between two steps."""
         assert self._mover is not None
         assert self._target is not None
         physical = self._share.placement.physical.copy()
@@ -104,7 +104,7 @@ class Balancer:
 
 
 def _tables(model: NativeModel | TorchModel) -> Sequence[Slots]:
-    """Of layers with routed experts."""
+    """The tables of slots, one for each layer with routed experts."""
     if isinstance(model, NativeModel):
         return list(model.weights.tables.values())
     return [ExpertSlots(moe) for moe in model.parallel]

@@ -1,4 +1,4 @@
-"""From a configuration to the parts of an engine: what runs steps, what plans them, how deep they draft."""
+"""Makes the parts of an engine from a configuration: executor, scheduler, and automatic depth."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Built:
     scheduler: Scheduler
     speculation: Speculation
     context_length: int
-    remember: Callable[[], None]  # keeps for the next start what automatic depth has learnt
+    remember: Callable[[], None]  # saves what automatic depth has learnt, for the next start
     startup: dict[str, object]
 
 
 def make_executor(config: EngineConfig, place: Place | None = None) -> Executor:
-    """place: of one of several engines that share their experts. Raises ValueError for options that do not go
-    together or that the model cannot honour."""
+    """place: this engine's, if several engines share their experts. Raises ValueError for options that are
+    incompatible or that the model does not support."""
     executor = _make_placed(config, place)
     return ThreadExecutor(executor) if config.overlaps(executor.info.device) else executor
 
@@ -85,7 +85,7 @@ def _make_executor(config: EngineConfig, seat: Seat | None) -> Runner | TensorPa
 
 
 def build(config: EngineConfig, make_executor: Callable[[EngineConfig], Executor] = make_executor) -> Built:
-    """Raises what `make_executor` does."""
+    """Raises the errors of `make_executor`."""
     executor = make_executor(config)
     try:
         return _built(config, executor)
@@ -135,7 +135,7 @@ def _prompts(config: EngineConfig, info: ExecutorInfo, cost: StepCost | None) ->
 
 
 def _fitting(context: int, info: ExecutorInfo, speculation: Speculation) -> int:
-    """The longest a request may get. A tree takes slots past a request's end."""
+    """The maximum length of a request. A tree uses slots after a request's end."""
     slots, beyond = info.pages * info.page_size, speculation.beyond
     if slots <= beyond:
         raise ValueError(
@@ -148,11 +148,11 @@ def _fitting(context: int, info: ExecutorInfo, speculation: Speculation) -> int:
 def _step_cost(
     kept: StepCostFile, executor: Executor, *, drafts: bool, **limits: int
 ) -> tuple[StepCost, Factors, bool]:
-    """What was kept of an earlier start, or what is measured now; and whether it is worth keeping."""
+    """The step costs of an earlier start, or new measurements; and whether these should be saved."""
     found = kept.read()
     if found is not None:
         return *found, True
-    if executor.wakes is not None:  # others may still load: to wait for them is no part of a step
+    if executor.wakes is not None:  # others may still load; waiting for them is not part of a step
         executor.launch(Plan([])).result()
     cost, calm = time_steps(executor, drafts=drafts, **limits)
     if calm:

@@ -1,4 +1,4 @@
-"""Prompts that an engine cannot compute."""
+"""Refuses prompts that an engine cannot compute."""
 
 from __future__ import annotations
 

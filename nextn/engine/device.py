@@ -1,4 +1,4 @@
-"""--device, as torch calls it."""
+"""The torch device of the option --device."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 
 
 def device_type(name: str) -> str:
-    """cpu or cuda, whether there is a GPU or not."""
+    """cpu or cuda, without a check that there is a GPU."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return name
 
 
 def engine_device(name: str) -> torch.device:
-    """Of GPUs, the current one. Raises ValueError where there is none."""
+    """The CPU, or the current GPU. Raises ValueError if there is no GPU."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no CUDA device here; use --device cpu")
     return torch.device(device_type(name))

@@ -1,7 +1,8 @@
-"""The executor of a model on a device that the host need not wait for.
+"""An executor whose host does not wait for the device.
 
-Steps in which every request decodes a chain are those of `nextn.speculative.device.step`, launched without
-reading the one before. All others run as in `Runner`, once what is under way has been read.
+Steps in which every request decodes a chain run by `nextn.speculative.device.step`. They are launched before
+the result of the previous step has been read. All other steps run as in `Runner`, after the results of all
+launched steps have been read.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, MAX_DRAFTS)
 
 
 class DeviceTicket:
-    """most: tokens that each of the plan's spans may commit. buffers: where the results arrive."""
+    """most: maximum number of tokens that each span of the plan may commit. buffers: for the results."""
 
     def __init__(
         self, plan: Plan, seats: Sequence[Seat], most: Sequence[int], buffers: HostBuffers,
@@ -64,16 +65,16 @@ class DeviceRunner(Runner):
     passes: StepPasses
 
     def begin_on_device(self, step: DeviceStep, passes: StepPasses | None = None) -> None:
-        """From now on steps run there where they can. To be called while there are no requests. passes: by
-        default kernel by kernel."""
+        """From now on, steps run on the device if they can. Call it while there are no requests. passes: how
+        steps are launched, by default kernel by kernel."""
         assert not self.states
         self.step, self.passes = step, passes or OneByOne(step)
         self._seats: dict[str, Seat] = {}
         self._free = list(range(len(step.relay.rows) - 1, 0, -1))
         self._under_way: deque[DeviceTicket] = deque()
         self._buffers = FreeBuffers(step)
-        # Results may be read in one thread while another launches (`nextn.engine.thread`). Nobody waits for
-        # the device with it, but a launch that has to.
+        # Results may be read in one thread while another launches (`nextn.engine.thread`). No thread holds
+        # this lock while it waits for the device, except a launch that has to wait.
         self._lock = threading.RLock()
 
     def end_on_device(self) -> None:
@@ -89,7 +90,7 @@ class DeviceRunner(Runner):
     def drop(self, rid: str) -> None:
         super().drop(rid)
         if self.step is not None and (slot := self._seats.pop(rid).slot):
-            self._free.append(slot)  # who takes it writes it after the steps under way
+            self._free.append(slot)  # the next owner writes it after the launched steps
 
     def launch(self, plan: Plan) -> Ticket:  # type: ignore[override]
         ticket = self.launch_at_once(plan)
@@ -99,13 +100,13 @@ class DeviceRunner(Runner):
             with self._lock:
                 self.settle()
                 for span in plan.spans:
-                    self._seats[span.rid].true = False
+                    self._seats[span.rid].current = False
         return super().launch(plan)
 
     @torch.inference_mode()
     def launch_at_once(self, plan: Plan) -> DeviceTicket | None:
-        """Launches a step that runs on the device, without waiting for anything. None, and nothing done, if
-        it is none."""
+        """Launches a step that can run on the device, without waiting. Otherwise returns None and does
+        nothing."""
         if self.step is None or not plan.spans:
             return None
         with self._lock:
@@ -126,7 +127,7 @@ class DeviceRunner(Runner):
             if span.pages or first < len(pages):
                 pages[first:] = array("i", span.pages)
             load.add(seat, span, drafts, cuts and span.cut)
-            seat.true, seat.num_steps = True, span.num_steps
+            seat.current, seat.num_steps = True, span.num_steps
             seat.unread += 1 + drafts
         if not plan.keep:
             self.drafter.forget()
@@ -142,13 +143,12 @@ class DeviceRunner(Runner):
         return ticket
 
     def settle(self) -> None:
-        """Reads all that is under way."""
+        """Reads the results of all launched steps."""
         while self._under_way:
             self._under_way[0].result()
 
     def _shape(self, plan: Plan, seats: Sequence[Seat]) -> tuple[StepShape, list[int]] | None:
-        """The smallest shape that serves the plan, and how many drafts of each span it verifies at most. None
-        if none does."""
+        """(the smallest shape that covers the plan, the maximum number of drafts of each span), or None."""
         assert self.step is not None
         spans, drafts = plan.spans, []
         missing = extends = cuts = longest = num_steps = 0
@@ -177,7 +177,7 @@ class DeviceRunner(Runner):
         return None if shape is None else (shape, drafts)
 
     def _read(self, ticket: DeviceTicket) -> None:
-        """The ticket's step has run, and so have those before it."""
+        """Called when the ticket's step and all earlier steps have run."""
         with self._lock:
             while ticket.found is None:
                 first = self._under_way.popleft()
@@ -186,14 +186,15 @@ class DeviceRunner(Runner):
 
 
 def rounded(num_steps: int) -> int:
-    """The depth that a step's code has for drafts of so many steps, so that few differ. rounded(5) == 6."""
+    """The depth in a step's shape for this draft depth, rounded up so that there are few shapes.
+    rounded(5) == 6."""
     return next(depth for depth in DEPTHS if depth >= num_steps)
 
 
 def make_shape(
     requests: int, rows: int, drafting: Drafting, choosing: Choosing, longest: int, row_align: int
 ) -> StepShape | None:
-    """rows, longest: at least so many. None: too many rows for a graph."""
+    """The shape of a step. rows, longest: minimum values. None: too many rows for a graph."""
     total = bucket(max(rows, requests))
     if total is None:
         return None

@@ -1,7 +1,7 @@
-"""The engine: plan, run, commit. In one process, without a server around it.
+"""The engine's loop: plan a step, run it, commit its result. No HTTP server, no processes.
 
-With overlap, the next step is planned and launched before the result of this one is read, so that whatever
-runs the steps need not wait for the work in between.
+With overlap, the next step is planned and launched before the result of the current one is read, so the
+executor does not have to wait for the work in between.
 
 engine = Engine(EngineConfig())
 engine.add(Request("a", tokens, SamplingParams()))
@@ -29,13 +29,13 @@ from nextn.trace import TRACE, Laps
 
 
 class Engine:
-    """Raises ValueError (or its subclass CheckpointError) when the configuration or the checkpoint is
-    no good. Not thread-safe: one thread adds, steps and aborts."""
+    """Raises ValueError (or its subclass CheckpointError) if the configuration or the checkpoint is
+    invalid. Not thread-safe: one thread adds, steps and aborts."""
 
     def __init__(
         self, config: EngineConfig, make_executor: Callable[[EngineConfig], Executor] = make_executor
     ) -> None:
-        """make_executor: what runs the steps, in this process or in others."""
+        """make_executor: makes the executor, which runs the steps in this process or in others."""
         config.check()
         built = build(config, make_executor)
         self.config = config
@@ -50,15 +50,14 @@ class Engine:
         self.experts = ExpertRecorder(counts, config.expert_distribution_recorder_mode == "per_pass")
         self._shards = built.executor.shard_load()
         self._arrivals = 0
-        self._ended: float | None = None  # when the last step was run, if work was left after it
+        self._ended: float | None = None  # when the last step ended, if there was more work after it
         self.transfers = PageTransfers(built.executor, built.scheduler)
-        self._stalled = False  # in the last step there was nothing to do but to wait for pages
+        self._stalled = False  # whether the last call of `step` could only wait for pages
         self._overlaps = config.overlaps(built.executor.info.device)
-        self._launched: tuple[Plan, Ticket] | None = None  # and not read yet
+        self._launched: tuple[Plan, Ticket] | None = None  # the step whose result has not been read yet
 
     def add(self, request: Request) -> None:
-        """Queues a request. Its `tokens` are the prompt; from here on they are a list of its own, to which
-        the engine appends.
+        """Queues a request. Its `tokens` are the prompt. The engine copies the list and appends to the copy.
 
         Raises ValueError for a prompt that is empty, too long or outside the vocabulary, for bad
         sampling parameters, and for an id that is in use.
@@ -88,8 +87,8 @@ class Engine:
         self._stalled = False
 
     def set_speculative_defaults(self, defaults: SpeculativeParams) -> None:
-        """What None means in the requests that come later; where it is None here too, it means what the
-        configuration says. Raises ValueError, and changes nothing, for what this engine cannot do."""
+        """Sets the meaning of None in later requests. Where `defaults` has None too, the configuration
+        applies. Raises ValueError, and changes nothing, for options that this engine does not support."""
         defaults.check()
         self._check_speculative(defaults, self._resolved(defaults))
         self.speculative_defaults = defaults
@@ -98,13 +97,13 @@ class Engine:
         return asked.or_else(self.speculation.defaults)
 
     def _check_speculative(self, asked: SpeculativeParams, resolved: SpeculativeParams) -> None:
-        """Raises ValueError for what does not go with this engine's drafts. What is not asked for is known to
-        go with them; a threshold is held against the mode that it would have."""
+        """Raises ValueError for options that this engine's drafts do not support. Only options that were set
+        are checked, thresholds together with the verify mode that would apply."""
         asked = dataclasses.replace(asked, verify=resolved.verify)
         self.speculation.check(asked, lambda field: f"speculative.{field}")
 
     def step(self) -> list[Output]:
-        """One step for whoever is next. [] when there is nothing to do or nothing to tell."""
+        """Runs one step and returns its outputs. [] if there is nothing to run or no output."""
         self.transfers.changed = False
         lap = TRACE.laps("engine")
         launched = self._launched or self._launch(lap, self._executor.awake)
@@ -129,11 +128,11 @@ class Engine:
         if self.config.check_integrity:
             self.check_integrity()
         if self._launched is not None and not self._scheduler.has_work():
-            outputs += self.step()  # its requests have ended
+            outputs += self.step()  # reads the launched step; all its requests have ended
         return outputs
 
     def _launch(self, lap: Laps, empty: bool = False) -> tuple[Plan, Ticket] | None:
-        """The next step. empty: even if it has no spans."""
+        """Plans and launches the next step. empty: also if it has no spans."""
         plan = self._scheduler.plan()
         lap("plan")
         if not plan.spans and not empty:
@@ -143,24 +142,25 @@ class Engine:
         return plan, ticket
 
     def abort(self, rid: str) -> bool:
-        """Ends a request without a word and frees its pages at once. False if there is none."""
+        """Ends a request without an output and frees its pages at once. False if there is no such request."""
         self._stalled = False
         return self._scheduler.abort(rid)
 
     def check(self) -> None:
-        """Raises what a step would where none can run any more."""
+        """Raises the error that a step would raise, if no step can run any more."""
         self._executor.check()
 
     def has_work(self) -> bool:
         return self._scheduler.has_work()
 
     def must_step(self) -> bool:
-        """Has it work that does not only wait for pages, or have others that share its experts?"""
+        """Whether `step` has to be called: there is work that does not only wait for pages, or other engines
+        that share experts with this one run steps."""
         return self._launched is not None or self._executor.awake or self._scheduler.must_step()
 
     @property
     def stalled(self) -> bool:
-        """Would a step find nothing to do, until pages come or are given back, or requests come or go?"""
+        """Whether a step would have nothing to do until pages arrive or are freed, or requests come or go."""
         return self._stalled and not self.transfers.changed
 
     @property
@@ -169,7 +169,7 @@ class Engine:
 
     @property
     def wakes(self) -> Wakes | None:
-        """See `Executor`."""
+        """See `Executor.wakes`."""
         return self._executor.wakes
 
     def stats(self) -> EngineStats:
@@ -180,17 +180,16 @@ class Engine:
         return stats
 
     def flush_cache(self) -> bool:
-        """Drops the prefix cache; False, and nothing done, while requests are in the engine."""
+        """Empties the prefix cache. While there are requests, returns False and does nothing."""
         if self.has_work():
             return False
         self._scheduler.kv.flush()
         return True
 
     def remember(self) -> None:
-        """To be called when the engine is no longer needed: keeps for the next start what automatic depth has
-        learnt of what steps cost here."""
+        """Saves the step costs that automatic depth has learnt, for the next start. Call it at the end."""
         self._remember()
 
     def check_integrity(self) -> None:
-        """AssertionError if any bookkeeping structure is not what it is from scratch."""
+        """Recomputes all bookkeeping from scratch. AssertionError if something differs."""
         self._scheduler.check_integrity()

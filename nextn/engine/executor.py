@@ -1,6 +1,6 @@
-"""What an engine asks of whatever runs its steps, and what it has to know of it.
+"""The contract between the engine and an executor, which runs its steps.
 
-`nextn.engine.runner` runs them in this process, `nextn.engine.group_executor` in others.
+`nextn.engine.runner` runs steps in this process, `nextn.engine.group_executor` in other processes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ ExpertCounts: TypeAlias = tuple[np.ndarray, np.ndarray]  # see `nextn.models.bas
 
 @dataclass(frozen=True)
 class ExecutorInfo:
-    """Plain data. nextn_layers: MTP layers that draft. pages: of the KV pool, the null page not counted.
-    experts: of the model, and chosen for a row. cache_layers, cache_width: of the pool, the drafter's
-    included. cuts: may a chain of drafts be cut by its confidence? computes: False of a fake model, whose
-    steps cost nothing. score_cost, context_cost: see `PromptBudget`. chip: by name. isa: of the native
-    kernels. arithmetic: formats of weights that they do not multiply in their own way, and how they do."""
+    """Plain data about an executor and its model. nextn_layers: number of MTP layers that draft. pages: of
+    the KV pool, without the null page. experts: number in a layer, and number chosen by a row. cache_layers,
+    cache_width: of the pool, with the drafter's layers. cuts: whether low confidence may end a chain early.
+    computes: False for a fake model, whose steps take no time. score_cost, context_cost: see `PromptBudget`.
+    chip: its name. isa: of the native kernels. arithmetic: weight formats that the kernels multiply in
+    another format, and that format."""
 
     architecture: str
     vocab_size: int
@@ -54,14 +55,16 @@ class ExecutorInfo:
 
 
 class Wakes(Protocol):
+    """Messages by which engines that share experts wake each other."""
+
     def fileno(self) -> int:
-        """Readable when there is something to hear."""
+        """Readable when a message has arrived."""
 
     def hear(self) -> None:
-        """Afterwards `Executor.awake` is as it should be."""
+        """Reads the messages. Afterwards `Executor.awake` is up to date."""
 
     def leave(self) -> None:
-        """The engine ends: the others, which end too, wait for it no more."""
+        """This engine ends. The other engines, which end too, no longer wait for it."""
 
 
 class Ticket(Protocol):
@@ -70,8 +73,8 @@ class Ticket(Protocol):
 
 
 class ShardLoad(Protocol):
-    """What this engine's requests gave the shards of experts. rows: in the last window of steps; None: there
-    was none yet. sent: bytes that its ranks have sent to others in all."""
+    """The load of this engine's requests on the shards of experts. rows: in the last window of steps, None
+    before the first. sent: total bytes that its ranks have sent to other ranks."""
 
     @property
     def rows(self) -> ShardRows | None: ...
@@ -80,58 +83,58 @@ class ShardLoad(Protocol):
     def sent(self) -> int: ...
 
     def stepped(self, idle: bool) -> None:
-        """After each step that had rows. idle: there is no more work."""
+        """To be called after each step that had rows. idle: there is no more work."""
 
 
 class Executor(States, Protocol):
-    """Not thread-safe."""
+    """Runs the steps of one engine. Not thread-safe."""
 
     @property
     def info(self) -> ExecutorInfo: ...
 
     @property
     def waited(self) -> float:
-        """Seconds for which the ranks of its steps have waited for each other in all."""
+        """Total seconds for which its ranks have waited for each other."""
 
     def shard_load(self) -> ShardLoad | None:
-        """From now on; None where no experts are shared, or none in this process."""
+        """Starts counting. None if no experts are shared, or if this process has none of them."""
 
     def expert_counts(self) -> ExpertCounts | None:
-        """None where nobody counts, as on other kernels, or where there are no experts."""
+        """None if there are no experts, or if the kernels do not count."""
 
     @property
     def awake(self) -> bool:
-        """Do others that share its experts run steps, so that it has to, too, with an empty plan if need
-        be? False where there are none."""
+        """Whether other engines that share its experts run steps. Then this one has to run steps too, with
+        an empty plan if it has no requests. False if there are no such engines."""
 
     @property
     def wakes(self) -> Wakes | None:
-        """What says that others begin to run steps; None where there are none."""
+        """Reports when other engines begin to run steps. None if there are no such engines."""
 
     def launch(self, plan: Plan) -> Ticket:
         """Begins a step. Steps run in the order in which they are launched."""
 
     def read_pages(self, pages: Sequence[int], into: Tensor) -> None:
-        """Copies these pages, as they are after every step that was launched, to the host: into
+        """Copies these pages to the host, after all launched steps have run: into
         [cache_layers, len(pages) * page_size, cache_width]."""
 
     def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
-        """Fills pages that no step uses with what `read_pages` copied somewhere."""
+        """Fills pages that no step uses with data from `read_pages`."""
 
     def page_memory(self) -> Tensor | None:
-        """The pool, [cache_layers, slots, cache_width], once every step that was launched has run: any thread
-        may read pages of it that no step changes, and write pages that no step uses. None where it is not in
-        this process's memory, or not there alone."""
+        """The pool, [cache_layers, slots, cache_width], after all launched steps have run. Any thread may
+        read pages that no step changes, and write pages that no step uses. None if the pool is not in this
+        process's memory, or if other processes have pools too."""
 
     def check(self) -> None:
-        """Raises what `launch` would where no step can run any more."""
+        """Raises the error of `launch`, if no step can run any more."""
 
     def refuse(self, reason: str) -> None:
-        """The engine cannot be, for that reason: ranks on other machines are not to come again."""
+        """The engine cannot start, for this reason. Ranks on other machines must not try to join again."""
 
 
 class Ran(NamedTuple):
-    """The ticket of a step that has run."""
+    """The ticket of a step that has already run."""
 
     found: StepResult
 

@@ -1,6 +1,6 @@
-"""Counts of the rows that each expert had: a record that somebody asks for, and the shards' loads of late.
+"""Counts of rows per expert: a record on request, and the recent load of each shard.
 
-The executor counts from its start on. Here are differences.
+The executor counts from its start on. These classes compute differences.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from nextn.distributed.step_world import StepWorld
 from nextn.engine.executor import ExpertCounts
 from nextn.expert_load import CountTable, ExpertRecord, ShardRows
 
-MOST_STEPS = 1000  # of a record by step: then the oldest go
+MOST_STEPS = 1000  # maximum number of steps in a record by step; older ones are dropped
 WINDOW = 40  # steps
 
 
 class ExpertRecorder:
-    """counts: of the executor. by_step: keep a table for each step. Call `stepped` after each step that had
-    rows."""
+    """counts: the executor's function. by_step: record a table for each step. Call `stepped` after each step
+    that had rows."""
 
     def __init__(self, counts: Callable[[], ExpertCounts | None], by_step: bool) -> None:
         self._counts, self._by_step = counts, by_step
@@ -35,7 +35,7 @@ class ExpertRecorder:
         self._tables: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=MOST_STEPS)
 
     def start(self) -> None:
-        """Anew. Raises ValueError where nobody counts."""
+        """Starts a new record. Raises ValueError if the executor does not count."""
         self._clear()
         self._before = self._counts()
         if self._before is None:
@@ -47,11 +47,11 @@ class ExpertRecorder:
 
     @property
     def by_step(self) -> bool:
-        """Does it record a table for each step? No other may be under way then."""
+        """Whether it records a table for each step now. Then no other step may run at the same time."""
         return self._recording and self._by_step
 
     def stop(self) -> None:
-        """What was recorded stays."""
+        """Stops recording. The record is kept."""
         if self._recording:
             self._found, self._recording = self._counts(), False
 
@@ -65,7 +65,7 @@ class ExpertRecorder:
             self._before = counts
 
     def take(self) -> ExpertRecord | None:
-        """What was recorded; if it still records, it does so anew. None if no step has been recorded."""
+        """Returns the record; if it still records, a new record begins. None if no step was recorded."""
         if not self._steps:
             return None
         if self._by_step:
@@ -92,8 +92,8 @@ def _table(counts: np.ndarray) -> CountTable:
 
 
 class ShardWindow:
-    """rows: of each shard, in the last whole window of steps, or, if the engine fell idle since then, in the
-    window so far. A placement that changes begins another window."""
+    """rows: of each shard, in the last complete window of steps. If the engine has become idle since then, in
+    the current window. A change of placement begins a new window."""
 
     def __init__(self, counts: Callable[[], ExpertCounts | None], world: StepWorld) -> None:
         self._counts, self._world, self._share = counts, world, world.share

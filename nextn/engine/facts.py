@@ -1,4 +1,4 @@
-"""What every rank of an engine must have alike, for ranks that are started on several machines."""
+"""Facts that must be equal on all ranks of an engine, checked if ranks are started on several machines."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from nextn.families.files import weight_files
 from nextn.models.fake import parse_acceptance
 from nextn.ops.cpu.library import NoLibrary, choose_level
 
-# Options that may differ: what a machine computes with, and where it has files. But not the kernels' level,
-# for which --cpu-isa asks, nor --model-path, for grammars are made from the tokenizer there.
+# Options that may differ between machines: hardware and file paths. The level of the kernels (--cpu-isa) must
+# be equal, and so must --model-path, because grammars are made from the tokenizer there.
 OWN = {
     "speculative_draft_model_path", "speculative_token_map", "init_expert_location", "threads", "numa",
     "cpu_isa", "node_rank", "dist_init_addr", "dist_timeout", "step_cost_cache",
@@ -26,7 +26,7 @@ SAMPLE = 1 << 16  # bytes from the middle of a file
 
 
 def facts(config: EngineConfig) -> dict[str, str]:
-    """By name, as an error would say it. Raises ValueError for a model folder that is not there."""
+    """The facts by name, worded for error messages. Raises ValueError if the model folder does not exist."""
     found = {"nextn's version": nextn.__version__, "torch's version": torch.__version__}
     found["--dp-size with --enable-dp-attention"] = str(config.groups)
     for field in fields(EngineConfig):
@@ -64,7 +64,7 @@ def _version(package: str) -> str:
 
 
 def _whole(file: Path) -> str:
-    """Of all that is in a small file. Raises ValueError where it cannot be read."""
+    """A digest of a whole small file. Raises ValueError if it cannot be read."""
     try:
         return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
     except OSError as e:
@@ -72,8 +72,8 @@ def _whole(file: Path) -> str:
 
 
 def digest(path: Path) -> str:
-    """Of a model's folder, or of a file: sizes, beginnings and samples, for weights take minutes to read.
-    Raises ValueError where there is none."""
+    """A digest of a model's folder, or of a file: sizes, beginnings and samples, because reading all weights
+    takes minutes. Raises ValueError if it does not exist."""
     if not path.exists():
         raise ValueError(f"{path}: there is no such file or folder on this machine")
     names = ("config.json", "tokenizer.json", "token_map.json", "*.index.json")

@@ -1,4 +1,4 @@
-"""What a start says of weights that the checkpoint stores in a few bits."""
+"""Log messages at start about weights that the checkpoint stores in few bits."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ log = logging.getLogger("nextn.engine")
 
 
 def log_blocks(stored: Mapping[str, Format], held: int, layers: int) -> None:
-    """Of a checkpoint in e4m3 blocks on kernels that hold whole layers so: how many layers are."""
+    """For a checkpoint in e4m3 blocks, on kernels that keep whole layers in blocks: logs how many layers."""
     if any(format.name == FP8 for format in stored.values()):
         log.info("weights in FP8 blocks: %d of %d layers are held as stored", held, layers)
 
 
 def log_few_bits(stored: Mapping[str, Format], kept: Collection[str], report: LoadReport) -> None:
-    """What matrices of few bits are computed from, and what it took to get them ready."""
+    """Logs the format that matrices in few bits are computed from, and how long their preparation took."""
     few = {name: format.name for name, format in stored.items() if format.name in FEW_BITS}
     if not few:
         return
@@ -46,7 +46,8 @@ def say_what_is_widened(
     as_stored: Collection[str],
     widened: Sequence[str],
 ) -> None:
-    """Of matrices that the checkpoint stores in a few bits, what its user may not expect."""
+    """Logs which matrices that the checkpoint stores in few bits are widened, since users may not expect
+    it."""
     names = [
         name for name in widened if not name.endswith(cfg.names.kv_up)
     ]  # these are in int8 in every model

@@ -1,8 +1,7 @@
-"""The ranks of an engine as rank 0 has them: started, found, and ended.
+"""The other ranks of an engine, as rank 0 sees them: it starts them, connects to them, and ends them.
 
-On one machine all are children of this process and share memory with it. With --nnodes every rank comes to
-rank 0 over the network; this process starts those of its own machine, or Ray starts all.
-"""
+On one machine, all are children of this process and share memory with it. With --nnodes, every rank connects
+to rank 0 over the network. This process starts the ranks of its own machine, or Ray starts all of them."""
 
 from __future__ import annotations
 
@@ -33,15 +32,15 @@ from nextn.engine.gpu_ranks import agree, gpus_met, offer, own_gpu, share_gpus
 from nextn.engine.seat import Seat
 
 RANK = "nextn.engine.tensor_rank"  # the module that a rank's process runs
-HEARD_SECONDS = 1.0  # that ranks have to hear that the engine has ended
+HEARD_SECONDS = 1.0  # time that ranks have to receive the message that the engine has ended
 
 
 class Gang:
-    """own: rank 0's place among the ranks. config: rank 0's. links: to each other rank, from rank 1 on.
-    processes: those that this process has started, by rank."""
+    """own: rank 0's `Ranks` object. config: rank 0's. links: connections to the other ranks, from rank 1 on.
+    processes: the rank processes that this process has started, by rank."""
 
     def __init__(self, config: EngineConfig, seat: Seat | None = None) -> None:
-        """seat: rank 0's, where one machine's ranks share experts. Raises what `Host` and its `meet` do, and
+        """seat: rank 0's, if ranks of one machine share experts. Raises the errors of `Host`, `Host.meet` and
         `RayRanks`."""
         self.config = config
         self.processes: dict[int, RankProcess] = {}
@@ -77,8 +76,8 @@ class Gang:
             return self._meshed(config, host, partial(check_processes, self.processes))
 
     def _placed(self, ray: RayRanks) -> Ranks:
-        """Each rank counts as a node of its own: which of them share one, Ray decides. They get an engine's
-        options only, no server's."""
+        """Each rank counts as a separate node, because Ray decides which ranks share a machine. They get only
+        options of the engine, not of the server."""
         options = {field.name: getattr(self.config, field.name) for field in dataclasses.fields(EngineConfig)}
         options |= {"nnodes": self.config.tp_size, "numa": "off"}
         self.config = config = EngineConfig(**options)
@@ -108,7 +107,7 @@ class Gang:
         return self._mesh
 
     def kill(self) -> None:
-        """All, at once: those of other machines end when their links do."""
+        """Kills all ranks at once. Those on other machines end when their connections do."""
         for process in self.processes.values():
             process.kill()
         if self._mesh is not None:
@@ -118,7 +117,7 @@ class Gang:
                 cut(node)
 
     def close(self, last: Ended | None = None) -> None:
-        """last: None where the ranks of other machines are to come again."""
+        """last: None if the ranks of other machines should join again."""
         if self._mesh is not None:
             if last is not None:
                 send_last(self.links, last, HEARD_SECONDS)
@@ -133,12 +132,12 @@ class Gang:
             self._ray.close()
         if self._memory is not None:
             self._memory.close()
-        if self._listener is not None:  # where nobody has taken it
+        if self._listener is not None:  # if nothing has taken it over
             self._listener.close()
 
 
 def check_processes(processes: Mapping[int, RankProcess]) -> None:
-    """While others are waited for. Raises PeerGone where one has ended."""
+    """To be called while waiting for ranks. Raises PeerGone if a process has ended."""
     for rank, process in processes.items():
         if process.ended:
             raise PeerGone(f"rank {rank} has ended ({process.how_it_ended()}) while others were waited for")
@@ -151,9 +150,9 @@ def start(
     seat: Seat | None = None,
     gpus: Sequence[Gpus] | None = None,
 ) -> None:
-    """This machine's ranks, but those that an engine is itself: rank 0, or none where groups are on several
-    machines (there ranks are of all groups). memory: None where they find each other over the network.
-    gpus: of each rank, where all are here."""
+    """Starts this machine's ranks, without rank 0, which is the engine's process. If groups are on several
+    machines, engines are not ranks, and it starts the ranks of all groups. memory: None if ranks connect over
+    the network. gpus: of each rank, if all are on this machine."""
     memories = [] if memory is None else [memory]
     if seat is not None:
         assert seat.memory is not None
@@ -165,13 +164,13 @@ def start(
             into[rank].link.send((config, rank, seat and seat.group, None if gpus is None else gpus[rank]))
 
 
-# This process is that rank from here on; config has the threads of each.
+# From here on, this process is the given rank; config.threads is per rank.
 
 
 def shared_ranks(
     config: EngineConfig, rank: int, memory: Memory, group: int = 0, gpus: Gpus | None = None
 ) -> SharedRanks:
-    """group: of those that share experts."""
+    """group: number of this rank's group, if groups share experts."""
     pin_rank(config, group * config.tp_size + rank)
     ranks = SharedRanks(rank, config.tp_size, memory, threads_here(config), most_rows(config))
     ranks.gpus, ranks.among = gpus, (group * config.tp_size + rank, config.world_size)
@@ -184,21 +183,22 @@ def mesh_ranks(config: EngineConfig, rank: int, met: Met) -> MeshRanks:
 
 
 def pin_rank(config: EngineConfig, rank: int) -> None:
-    """To its cores, if it is to have some of its own; before it loads anything. rank: of all groups."""
+    """Pins this process to the rank's own cores, if it has any. Call it before loading. rank: of all
+    groups."""
     if config.numa == "auto":
         pin(rank - config.own_ranks.start, len(config.own_ranks))
 
 
 def threads_of(config: EngineConfig) -> int:
-    """Of each rank: --threads are those of one."""
+    """Number of threads of each rank (--threads is per rank)."""
     return config.threads or max(1, usable_cores() // len(config.own_ranks))
 
 
 def threads_here(config: EngineConfig) -> int:
-    """Of all ranks of this machine."""
+    """Number of threads of all ranks of this machine."""
     return len(config.own_ranks) * threads_of(config)
 
 
 def most_rows(config: EngineConfig) -> int:
-    each = 1 + MAX_DRAFTS + draft_window(config.page_size)  # of a request in a step, beside prompts
+    each = 1 + MAX_DRAFTS + draft_window(config.page_size)  # rows of a request in a step, without prompts
     return config.chunked_prefill_size + config.max_running_requests * each

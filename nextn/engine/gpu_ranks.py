@@ -1,4 +1,4 @@
-"""Which GPU a rank has, from its options, and what ranks of several machines tell each other of theirs."""
+"""Chooses each rank's GPU from the options, and exchanges GPU facts between ranks of several machines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOST = "127.0.0.1"  # where ranks of one machine meet
 
 
 def own_gpu(config: EngineConfig, rank: int) -> Gpu | None:
-    """That of a rank of this machine; None on CPUs."""
+    """The GPU of a rank of this machine; None on CPUs."""
     if device_type(config.device) == "cpu":
         return None
     # Each of torchrun's processes counts as a machine, and may see all GPUs.
@@ -36,10 +36,10 @@ def own_gpu(config: EngineConfig, rank: int) -> Gpu | None:
 def share_gpus(
     config: EngineConfig, seat: Seat | None = None
 ) -> tuple[list[Gpus], socket.socket | None] | tuple[None, None]:
-    """Of each rank of this engine, all on this machine, and where they meet: a socket that listens. Nothing
-    on CPUs, but where ranks of the torch model share experts. seat: rank 0's where experts are shared: then
-    the ranks of all groups meet, and only group 0 has the socket. Raises what `agreed` does, and
-    TimeoutError."""
+    """The GPUs of all ranks of this engine, on this machine, and the listening socket where they connect.
+    (None, None) on CPUs, unless ranks of the torch model share experts. seat: rank 0's, if experts are
+    shared. Then the ranks of all groups connect, and only group 0 has the socket. Raises the errors of
+    `agreed`, and TimeoutError."""
     gpus = [gpu for rank in range(config.world_size) if (gpu := own_gpu(config, rank)) is not None]
     if not gpus and seat is not None and seat.by_torch:
         gpus = [NO_GPU] * config.world_size
@@ -54,8 +54,8 @@ def share_gpus(
 
 
 def _port(listener: socket.socket | None, memory: Memory | None) -> int:
-    """Where ranks meet. listener: group 0's. memory: of all groups, where it says so to the others. Raises
-    TimeoutError."""
+    """The port where ranks connect. listener: group 0's. memory: of all groups; group 0 writes the port
+    there. Raises TimeoutError."""
     if memory is None:
         assert listener is not None
         return int(listener.getsockname()[1])
@@ -70,7 +70,7 @@ def _port(listener: socket.socket | None, memory: Memory | None) -> int:
     return shown[0]
 
 
-# On several machines: what a rank offers, and what rank 0 makes of that. It goes over the network as JSON.
+# On several machines, each rank sends its facts, and rank 0 decides. Both are JSON.
 
 
 def offer(config: EngineConfig, gpu: Gpu | None) -> Mapping[str, Any] | None:
@@ -80,14 +80,14 @@ def offer(config: EngineConfig, gpu: Gpu | None) -> Mapping[str, Any] | None:
 
 
 def agree(offers: Mapping[int, Any], port: int) -> Mapping[str, Any]:
-    """offers: by rank. port: where rank 0 waits for the others. Raises what `agreed` does."""
+    """offers: the facts of each rank. port: where rank 0 waits. Raises the errors of `agreed`."""
     by_rank = [offers[rank] for rank in sorted(offers)]
     gpus = [Gpu(each["device"], each["kind"], each["uuid"]) for each in by_rank]
     return {**_agreed(gpus, [each["place"] for each in by_rank])._asdict(), "port": port}
 
 
 def gpus_met(gpu: Gpu, rank: int, met: Met, listener: socket.socket | None = None) -> Gpus:
-    """listener: rank 0's, at the port."""
+    """listener: of rank 0, at the port."""
     if listener is not None:
         host = address = listener.getsockname()[0]
     else:

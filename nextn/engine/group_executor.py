@@ -1,7 +1,7 @@
 """The executor of a group of --enable-dp-attention whose ranks may be on any machine.
 
-All engines are on node 0, where the server is, with their requests and outputs. What goes to other machines
-is what goes to any rank: states, plans, drops. A group's first rank sends back what a step found.
+All engines are on node 0, where the server is, with their requests and outputs. Each sends states, plans and
+drops to the ranks of its group. The first rank of the group sends back the result of a step.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from nextn.scheduler.plan import Plan, StepResult
 
 @dataclass
 class FarLoad:
-    """As the group's first rank says: see `ShardLoad`."""
+    """The numbers that the group's first rank has sent: see `ShardLoad`."""
 
     rows: ShardRows | None = None
     sent: int = 0
 
     def stepped(self, idle: bool) -> None:
-        """That rank counts steps itself."""
+        """Nothing to do: that rank counts steps itself."""
 
 
 class GroupExecutor:
-    """Raises PeerGone once a rank of this group is gone. Where another process is gone, or does not answer,
-    this one ends, and its supervisor starts all again. busy: had any group rows in the last step? waited: by
-    the first rank."""
+    """Raises PeerGone after a rank of this group has ended. If another process has ended or does not answer,
+    this process ends, and its supervisor starts all again. busy: whether any group had rows in the last step.
+    waited: of the first rank."""
 
     awake, wakes = False, None  # see `Executor`
 
     def __init__(self, config: EngineConfig, group: int) -> None:
-        """Raises what `make_runner` does, in any rank, and what `GroupGang` does."""
+        """Raises the errors of `make_runner` in any rank, and those of `GroupGang`."""
         self._compares = config.check_integrity
         self._gang = gang = GroupGang(config, group)
         self._lock = threading.Lock()  # held from a message to its answer, if it has one
@@ -106,12 +106,12 @@ class GroupExecutor:
         self._tell(PageData.of(pages, data))
 
     def page_memory(self) -> None:
-        """It is in other processes, and what is written has to reach every rank."""
+        """None: the pool is in other processes, and data has to be written on every rank."""
 
     def check(self) -> None:
         """Raises PeerGone where no step can run any more."""
         if self._gang.reason:
-            self._orderly[0] = False  # other engines take the place of these
+            self._orderly[0] = False  # other engines will replace these
             raise PeerGone(self._gang.reason)
 
     def refuse(self, reason: str) -> None:
@@ -132,13 +132,13 @@ class GroupExecutor:
             self._send(message)
 
     def _ask(self, question: Count | list[int]) -> object:
-        """Of the first rank."""
+        """Sends a question to the first rank and returns its answer."""
         with self._lock:
             self._send(question, 1)
             return self._receive(0)
 
     def _send(self, message: StateMessage | Plan | Count | list[int], ranks: int | None = None) -> None:
-        """ranks: of this group the first ones; None: all."""
+        """ranks: number of ranks of this group, from the first on; None: all."""
         self.check()
         data = dumps(message)
         for i, link in enumerate(self._gang.links[:ranks]):
@@ -148,7 +148,7 @@ class GroupExecutor:
                 raise self._gone(i) from e
 
     def _receive(self, i: int) -> object:
-        """From that rank of this group."""
+        """Receives a message from rank i of this group."""
         try:
             found: object = receive(self._gang.links[i])
         except GONE as e:
@@ -169,7 +169,7 @@ def _table(counts: CountTable) -> np.ndarray:
     return np.frombuffer(counts.data, np.int64).reshape(counts.shape)
 
 
-# In a thread, which must not keep an executor that nobody else needs.
+# The function of a thread. It holds a weak reference, so that it does not keep an unused executor alive.
 
 
 def _lost(own: weakref.ref[GroupGang], loading: threading.Event, member: int, what: str) -> None:

@@ -1,6 +1,7 @@
-"""The ranks of all groups of --enable-dp-attention, where they are on several machines, as the engine of one
-group has them. All engines are on node 0: that of group 0 starts the ranks there, waits for those of other
-machines, and is the one that says when all have loaded and when all end."""
+"""The ranks of --enable-dp-attention on several machines, as the engine of one group sees them.
+
+All engines are on node 0. Group 0's engine starts the ranks there and waits for those of other machines. It
+tells all when everything has loaded, and when everything ends."""
 
 from __future__ import annotations
 
@@ -27,17 +28,17 @@ from nextn.engine.gang import HEARD_SECONDS, check_processes, start
 
 log = logging.getLogger("nextn.engine")
 
-LOOK = 0.2  # seconds between two looks whether somebody is gone, while models are loaded
-LEFT = 0.5  # seconds in which an engine that ends has said so
-SAID = 3.0  # seconds in which group 0's engine has said why all end, and its supervisor ends the others
+LOOK = 0.2  # seconds between two checks whether a process has ended, while models are loaded
+LEFT = 0.5  # seconds in which an ending engine sends its message
+SAID = 3.0  # seconds in which group 0's engine reports why all end, and its supervisor ends the others
 
 
 class GroupGang:
-    """links: to each rank of this group. signs: of group 0's engine with all others, of which each has some
-    with that one. reason: why no step will run any more."""
+    """links: connections to the ranks of this group. signs: connections between group 0's engine and each
+    other engine. reason: why no step can run any more."""
 
     def __init__(self, config: EngineConfig, group: int) -> None:
-        """Raises what `Host` and its `meet` do, or `join`; ValueError instead of Refused."""
+        """Raises the errors of `Host`, `Host.meet` and `join`, with ValueError instead of Refused."""
         self.group, self.members = group, Members(config.groups, config.tp_size)
         self.processes: dict[int, RankProcess] = {}
         self.reason = ""
@@ -75,7 +76,7 @@ class GroupGang:
             raise ValueError(str(e)) from e
 
     def wait_until_loaded(self) -> None:
-        """Raises what a rank has raised while it loaded, and PeerGone."""
+        """Raises the error of a rank that failed to load, and PeerGone."""
         if self.group:
             self._wait_for_word()
             return
@@ -86,17 +87,17 @@ class GroupGang:
                 for link in ready:
                     assert isinstance(link, Connection)
                     self._read_loaded(link, waited.pop(link))
-                if self.reason and not ready:  # all that was said has been read
+                if self.reason and not ready:  # all messages have been read
                     raise PeerGone(self.reason)
         except Exception as e:
             self.refuse(str(e))
             raise
         for word in self._words.values():
-            with contextlib.suppress(*GONE):  # the next step will tell
+            with contextlib.suppress(*GONE):  # the next step will raise the error
                 send(word, Loaded())
 
     def refuse(self, reason: str) -> None:
-        """The engines cannot be. Every one finds that, and group 0's says it."""
+        """The engines cannot start. Each finds this out itself, and group 0's tells the ranks."""
         if self.group:
             time.sleep(SAID)
         else:
@@ -112,7 +113,7 @@ class GroupGang:
             raise found
 
     def _wait_for_word(self) -> None:
-        """That all have loaded, from group 0's engine."""
+        """Waits for the message of group 0's engine that all have loaded."""
         found: object = None
         with contextlib.suppress(*GONE):
             found = receive(self._words[0])
@@ -122,8 +123,8 @@ class GroupGang:
         raise ValueError(found.error if isinstance(found, Ended) else "the engine of group 0 has ended")
 
     def gone(self, reason: str) -> bool:
-        """A process is gone, or does not answer. Is that because another engine has ended in good order? Then
-        all ranks are to end, too; else they come again."""
+        """Called when a process has ended or does not answer. Returns whether another engine has shut down
+        normally. Then all ranks end too; otherwise they join again."""
         with self._lost:
             if not self.reason:
                 self.reason = reason
@@ -135,7 +136,8 @@ class GroupGang:
             return self._orderly
 
     def _left(self) -> bool:
-        """Has another engine ended in good order? That of group 0 hears it of all, these of that one."""
+        """Whether another engine has shut down normally. Group 0's engine hears it from all, others from
+        it."""
         others = [word for member, word in self._words.items() if member not in self.members.ranks]
         for word in connection.wait(others, LEFT):
             assert isinstance(word, Connection)
@@ -145,7 +147,7 @@ class GroupGang:
         return False
 
     def say(self, last: Ended) -> None:
-        """To all others, and waits a moment until the ranks have read it and ended."""
+        """Sends a last message to all others, and waits a moment until the ranks have read it and ended."""
         engines, ranks = list[Connection](), list[Connection]()
         for member, word in self._words.items():
             (ranks if member in self.members.ranks else engines).append(word)
@@ -168,7 +170,7 @@ class GroupGang:
 
 
 def _taken(data: list[socket.socket | None], member: int) -> socket.socket:
-    """The socket, which others than its new owner close no more."""
+    """Takes the socket out of the list, so that only its new owner closes it."""
     found, data[member] = data[member], None
     assert found is not None
     return found

@@ -1,5 +1,5 @@
-"""What a group's engine and its ranks on other machines say to each other, beside plans, states and pages:
-plain data (`nextn.distributed.wire`)."""
+"""Messages between a group's engine and its ranks on other machines, besides plans, states and pages. Plain
+data (`nextn.distributed.wire`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from nextn.scheduler.plan import StepResult
 
 
 class Stepped(NamedTuple):
-    """From the group's first rank, after each plan. busy: had any group rows? waited: seconds of this rank in
-    all. sent: bytes of all ranks of the group in all. shards: see `nextn.engine.executor.ShardLoad`."""
+    """From the group's first rank, after each plan. busy: whether any group had rows. waited: total seconds
+    of this rank. sent: total bytes of all ranks of the group. shards: see
+    `nextn.engine.executor.ShardLoad`."""
 
     result: StepResult
     busy: bool

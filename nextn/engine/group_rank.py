@@ -1,5 +1,5 @@
-"""A rank of a group of --enable-dp-attention, where the groups are on several machines. Its group's engine is
-a process of its own, on node 0 (`nextn.engine.group_executor`). `nextn.engine.tensor_rank` is the process."""
+"""A rank of --enable-dp-attention on several machines. The engine of its group is a separate process on node
+0 (`nextn.engine.group_executor`). `nextn.engine.tensor_rank` is the process of the rank."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from nextn.scheduler.plan import Plan, StepResult
 
 log = logging.getLogger("nextn.engine")
 
-LAST_WORD = 5.0  # seconds in which the engine of group 0 says why another process is gone, or ends too
+LAST_WORD = 5.0  # seconds in which group 0's engine reports why another process has ended, or ends too
 
 
 def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> int:
-    """Finds the others over the network, and runs until the engines end. Returns the exit code. rank: of all
-    groups. parent: the process of group 0's engine, where it is on this machine."""
+    """Connects to the others over the network, and runs until the engines end. Returns the exit code. rank:
+    of all groups. parent: the process of group 0's engine, if it is on this machine."""
     config = dataclasses.replace(config, threads=threads_of(config))
     members = Members(config.groups, config.tp_size)
     own = members.rank(rank)
@@ -85,7 +85,7 @@ class _Rank:
     ) -> None:
         self._config, self._members, self._everyone = config, members, everyone
         self._link, self._parent = link, parent
-        self._working = False  # had its group rows in the last step?
+        self._working = False  # whether its group had rows in the last step
         self._word = LastWord(word, self._all_have_loaded)
         self._pulse = Pulse(signs, self._lost, LOADING)
 
@@ -98,7 +98,7 @@ class _Rank:
                 return REFUSED
             self._serve(runner, seat.rank == 0)
         except (*GONE, PeerGone):
-            pass  # that engine says what there is to say
+            pass  # that engine logs the reason
         except Exception:
             log.critical("rank %d failed and ends:\n%s", self._everyone.rank, traceback.format_exc())
             return FAILED
@@ -107,15 +107,15 @@ class _Rank:
         return self._heard(LAST_WORD)
 
     def _made(self, ranks: MeshRanks | None, seat: Seat) -> Runner | None:
-        """None where there can be none: group 0's engine knows why, and so does this machine.
-        Raises PeerGone."""
+        """The runner, or None if it cannot be made: group 0's engine gets the error, and this machine logs
+        it. Raises PeerGone."""
         try:
             runner = make_runner(self._config, ranks, seat)
         except PeerGone:
             raise
         except Exception as e:
             error = load_error(self._config, self._everyone.rank, e)
-            with contextlib.suppress(*GONE):  # it may have heard the same of another one, and ended
+            with contextlib.suppress(*GONE):  # it may have heard the same from another rank, and ended
                 send(self._word.link, error)
             self._word.take(LAST_WORD)
             return None
@@ -124,7 +124,8 @@ class _Rank:
         return runner
 
     def _serve(self, runner: Runner, first: bool) -> None:
-        """first: of its group. Returns when all end. Raises EOFError or OSError when its engine ends."""
+        """Runs plans until all end. first: the first rank of its group. Raises EOFError or OSError when its
+        engine ends."""
         shards = runner.shard_load()
         assert shards is not None
         ends = [self._link, self._word.link]
@@ -161,7 +162,7 @@ class _Rank:
         self._pulse.expect(SILENT)
 
     def _lost(self, member: int, what: str) -> None:
-        """In the pulse's thread: whoever waits for others may wait without end."""
+        """Called in the pulse's thread, because the main thread may wait for other ranks forever."""
         if self._parent is not None and os.getppid() == self._parent and what != "has ended":
             os.kill(self._parent, signal.SIGKILL)  # for its supervisor to start another
         code = self._heard(0.5)

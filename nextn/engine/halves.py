@@ -1,6 +1,6 @@
-"""Two-batch overlap: a step's rows in two halves by turns, so that what one half sends to other ranks is
-under way while the other one is computed. Texts are the same, so it is used where it is faster: each size of
-steps is tried both ways now and then, once waiting for others takes a part of its time that is worth hiding.
+"""Two-batch overlap: a step's rows are computed in two halves. While one half is computed, the data of the
+other half is sent to other ranks. Texts do not change, so it is used whenever it is faster: if ranks wait for
+a considerable part of a step, each size of steps is tried in both ways from time to time.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from statistics import median
 
 from nextn.layers.batch import Span
 
-LEAST_ROWS = 16  # of a step: below that, the weights that both halves read count more than all else
-WORTH = 0.1  # part of a step that ranks wait, from which on halves are tried
-EVERY, TRIAL = 64, 4  # steps of one size: from one trial of the other way to the next, and of a trial
-KEPT = 8  # of each way, how many of the last steps count
-BETTER = 0.97  # of the time in one go: halves that save less are not worth it
+LEAST_ROWS = 16  # of a step; with fewer rows, most time is for weights, which both halves read
+WORTH = 0.1  # halves are tried if ranks wait for at least this part of a step
+EVERY, TRIAL = 64, 4  # steps of one size from one trial to the next, and steps of a trial
+KEPT = 8  # number of last steps of each way that are compared
+BETTER = 0.97  # halves are used if they take at most this part of the time of whole steps
 
 
 class Halves:
-    """Decides on the first rank of each group; all go in halves where one of them wants it (csrc/world.h).
+    """Decides on the first rank of each group. If one group wants halves, all use them (csrc/world.h).
     always: for tests."""
 
     def __init__(self, decides: bool, always: bool = False) -> None:
@@ -28,7 +28,7 @@ class Halves:
         self._sizes: dict[int, Size] = {}
 
     def wanted(self, rows: int) -> bool:
-        """For a step of so many rows of this group."""
+        """Whether a step with `rows` rows of this group should run in halves."""
         if not self.decides or rows < (1 if self.always else LEAST_ROWS):
             return False
         return self.always or self._size(rows).halves()
@@ -46,24 +46,24 @@ class Size:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.took_whole: deque[tuple[float, float]] = deque(maxlen=KEPT)  # seconds, and part of them waiting
+        self.took_whole: deque[tuple[float, float]] = deque(maxlen=KEPT)  # seconds, part of them waiting
         self.took_halves: deque[float] = deque(maxlen=KEPT)
-        self.better = False  # are halves?
-        self.trial = 0  # steps left of one
+        self.better = False  # whether halves are better
+        self.trial = 0  # steps left in the current trial
 
     def halves(self) -> bool:
         return self.better != (self.trial > 0)
 
     def took(self, halves: bool, seconds: float, waited: float) -> None:
         self.steps += 1
-        settled = self.trial < TRIAL  # the first step of a trial finds cold buffers
+        settled = self.trial < TRIAL  # the first step of a trial has cold buffers
         if halves and settled:
             self.took_halves.append(seconds)
         elif not halves:
             self.took_whole.append((seconds, waited / seconds))
         if self.trial:
             self.trial -= 1
-        elif not self.took_whole:  # another group has asked for halves from the first step on
+        elif not self.took_whole:  # another group has used halves from the first step on
             return
         elif self.steps % EVERY == TRIAL and median(part for _, part in self.took_whole) >= WORTH:
             self.trial = TRIAL
@@ -73,8 +73,8 @@ class Size:
 
 
 def in_halves(spans: Sequence[Span]) -> tuple[list[Span], int]:
-    """The spans, and how many rows are in the first half: those of whole spans if that is about a half, else
-    a span is cut. A later part of a span sees the earlier one in the cache."""
+    """(spans, number of rows in the first half). The cut is between two spans if that gives about a half,
+    otherwise a span is cut. The second part of a span attends to the first one through the cache."""
     total = sum(len(span.tokens) for span in spans)
     at, best = 0, 0
     for span in spans:

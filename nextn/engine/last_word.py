@@ -1,4 +1,4 @@
-"""A rank's link to the engine of group 0, which says when all have loaded, and why all end."""
+"""A rank's connection to group 0's engine, which reports when all have loaded, and why all end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class LastWord:
         self._over = False
 
     def take(self, seconds: float) -> bool:
-        """Reads what comes within that time, each time anew. Is it the last word, or is the engine gone?"""
+        """Reads messages until none arrives for `seconds`. Returns whether the last message has arrived, or
+        the engine has ended."""
         with self._lock:
             while not self._over:
                 try:
@@ -39,12 +40,12 @@ class LastWord:
 
     @property
     def code(self) -> int:
-        """The exit code of who has heard it."""
+        """The exit code of a rank that has received it."""
         if self._found is None:
             return LOST
         return REFUSED if self._found.error else LET_GO
 
     @property
     def error(self) -> str:
-        """ "" if there is none."""
+        """The error, or ""."""
         return "" if self._found is None else self._found.error

@@ -1,9 +1,8 @@
-"""Engines that share their experts run every step together, each on requests of its own, or sleep together.
+"""Engines that share experts run every step together, each with its own requests, or sleep together.
 
-Each step begins with a meeting in which all say how many rows they have
-(`nextn.distributed.step_world`). A step in which nobody has any sends all to sleep. Whoever gets work then
-wakes the others with the number of the step that it goes on to: one that has been there already takes no
-notice.
+Each step begins with a barrier, at which all exchange their numbers of rows (`nextn.distributed.step_world`).
+After a step without any rows, all sleep. An engine that then gets work wakes the others, and sends the number
+of its next step. An engine that has already run this step ignores the message.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ log = logging.getLogger("nextn.engine")
 
 
 class Others(Protocol):
-    """The engines of other groups, as one knows them."""
+    """The engines of the other groups."""
 
     @property
     def busy(self) -> bool:
-        """Had any group rows in the last step?"""
+        """Whether any group had rows in the last step."""
 
     @property
     def pulse(self) -> Pulse: ...
@@ -38,7 +37,7 @@ class Others(Protocol):
 
 
 class OthersHere:
-    """All are on this machine."""
+    """The engines of other groups, if all are on this machine."""
 
     def __init__(self, world: StepWorld, place: Place) -> None:
         self._world = world
@@ -55,7 +54,7 @@ class OthersHere:
 
 
 class LockstepExecutor(Around):
-    """Raises PeerGone once an engine is gone, or one of its ranks."""
+    """Raises PeerGone after an engine or one of its ranks has ended."""
 
     def __init__(self, own: Executor, place: Place, others: Others) -> None:
         super().__init__(own)
@@ -90,6 +89,7 @@ class LockstepExecutor(Around):
 
 
 def _lost(group: int, what: str) -> None:
-    """Whoever waits for a stopped rank cannot be ended otherwise: the supervisor starts all again."""
+    """Ends this process, because a wait for a stopped rank cannot be ended otherwise. The supervisor starts
+    all engines again."""
     log.critical("the engine of group %d %s; this one ends", group, what)
     os._exit(1)

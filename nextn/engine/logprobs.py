@@ -1,4 +1,4 @@
-"""Log-probabilities that requests ask for: of the tokens that a step commits, and of their prompts'."""
+"""Requested log-probabilities: of the tokens that a step commits, and of prompt tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ NO_LOGPROBS = Logprobs()
 
 
 def copied(logits: Tensor, asked: Sequence[RequestState]) -> Tensor | None:
-    """The logits of those that want log-probabilities. logits: after the root and every node of each."""
+    """A copy of the logits of requests that want log-probabilities. logits: after the root and every node of
+    each request."""
     wanted: list[int] = []
     at = 0
     for r in asked:
@@ -40,7 +41,7 @@ def copied(logits: Tensor, asked: Sequence[RequestState]) -> Tensor | None:
 def output(
     raw: Tensor | None, states: Sequence[RequestState], verified: Sequence[Verified]
 ) -> list[Logprobs]:
-    """Of the tokens that each request commits. `raw`: see `nextn.engine.runner.Runner._verify`."""
+    """For the tokens that each request commits. `raw`: see `nextn.engine.runner.Runner._verify`."""
     wanted: list[tuple[int, int]] = []  # places in `states`, with their first row of `raw`
     if raw is not None:
         at = 0
@@ -55,7 +56,7 @@ def output(
         for i, first in some:
             chosen_at = (0, *(node + 1 for node in verified[i].path))
             top = states[i].params.logprobs or 0
-            # A request in error may commit nothing.
+            # A request with an error may commit nothing.
             asked += [Asked(first + n, t, top) for n, t in zip(chosen_at, verified[i].tokens, strict=False)]
         logprobs = iter(token_logprobs(raw, asked))
         return [Logprobs([next(logprobs) for _ in verified[i].tokens]) for i, _ in some]
@@ -64,7 +65,7 @@ def output(
 
 
 def prompts(model: Model, hidden: Tensor, states: Sequence[RequestState]) -> list[Logprobs]:
-    """hidden: of the step's rows, those of each request in turn."""
+    """For prompt tokens. hidden: the step's rows, one request after the other."""
     wanted: list[tuple[int, int]] = []  # places in `states`, with their first row of `hidden`
     at = 0
     for i, r in enumerate(states):
@@ -88,7 +89,7 @@ def _each(
     wanted: Sequence[tuple[int, int]],
     n: int,
 ) -> list[Logprobs]:
-    """Of every request; of those that are not `wanted` nothing."""
+    """A result for every request, without log-probabilities for those not in `wanted`."""
     logprobs = [NO_LOGPROBS] * n
     if wanted:
         found = isolated(

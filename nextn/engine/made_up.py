@@ -1,4 +1,4 @@
-"""Requests that nobody sent: an executor runs them at start-up, to be timed or checked before it serves."""
+"""Made-up requests that an executor runs at start-up, to measure step times or to check results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nextn.speculative.state import RequestState
 def add_made_up(
     executor: Executor, rid: str, tokens: Sequence[int], params: SamplingParams, more: int
 ) -> None:
-    """more: tokens that it may get beyond these."""
+    """Adds a request with these tokens. more: number of tokens that it may get in addition."""
     executor.add(RequestState(rid, params, list(tokens), len(tokens), len(tokens) + more, frozenset()))
 
 
@@ -23,7 +23,7 @@ def made_up_span(
     rid: str, number: int, start: int, known: int, draft: Draft, *,
     each: int, pages: int, num_steps: int, extend: bool,
 ) -> SpanPlan:  # fmt: skip
-    """Of the request of that number, which has `each` of the `pages` behind the pool's first one."""
+    """A span of request `number`, which has `each` of the `pages` pages after the pool's first one."""
     own = [1 + (number * each + k) % pages for k in range(each)]
     return SpanPlan(
         rid, start, known, draft, chooses=True, first_page=0, pages=own, num_steps=num_steps, extend=extend
@@ -31,7 +31,7 @@ def made_up_span(
 
 
 def add_alike(executor: Executor, n: int, position: int) -> None:
-    """Requests "0", "1" and on, whose last token is at that position; each repeats a token of its own."""
+    """Adds n requests, "0", "1", ..., whose last token is at `position`. Each repeats one token."""
     greedy = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
     for i in range(n):
         token = random.Random(i).randrange(executor.info.vocab_size)
@@ -46,7 +46,7 @@ def plan_alike(
     num_steps: int,
     beyond: int,
 ) -> Plan:
-    """Of the last `known` tokens of such requests, and these drafts. beyond: slots that trees take."""
+    """A plan with the last `known` tokens of such requests and these drafts. beyond: slots for trees."""
     options = {"each": -(-(position + 16 + beyond) // info.page_size), "pages": info.pages}
     start, extend = position + 1 - known, num_steps > 0
     return Plan(

@@ -1,4 +1,4 @@
-"""What an engine will take of the machine's memory, held against what there is before any is taken."""
+"""Compares the memory that an engine will need with that of the machine, before any is allocated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU_KV_TOKENS = 32768
 PER_TENSOR = 500  # bytes of Python objects for each tensor, at least
 GIB = 2**30
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-SIZES = (  # fields of a config that memory is allocated by
+SIZES = (  # fields of a config that determine the size of allocations
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "moe_intermediate_size", "n_routed_experts", "n_shared_experts", "q_lora_rank", "kv_lora_rank",
     "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
@@ -29,8 +29,8 @@ SIZES = (  # fields of a config that memory is allocated by
 
 
 def device_memory(device: torch.device, ranks: int = 1) -> int:
-    """Bytes that each rank of an engine on this device may hope for at most: those of the GPU, or its part of
-    the machine with its swap, less where the container allows less to all or `ulimit -v` to one."""
+    """Maximum bytes for each rank of an engine on this device: the GPU's, or its part of the machine's memory
+    and swap. Limits of a container (for all ranks) and of `ulimit -v` (for one) can reduce it."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1]) // ranks_of_a_gpu(ranks)
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") + _swap()]
@@ -48,26 +48,26 @@ def device_memory(device: torch.device, ranks: int = 1) -> int:
 
 
 def bounded_context(config: EngineConfig, cfg: ModelConfig, device: torch.device) -> ModelConfig:
-    """The config with a max_position_embeddings that no request can go beyond: tables are made for each
-    position. Raises ValueError for a --context-length that is longer than the model's own."""
+    """The config with max_position_embeddings reduced to the longest possible request, because tables have an
+    entry for each position. Raises ValueError if --context-length is longer than the model's."""
     longest = cfg.max_position_embeddings
     if config.context_length is not None and config.context_length > longest:
         raise ValueError(f"--context-length is {config.context_length}: the model's own longest is {longest}")
     room = config.kv_cache_tokens
     if room is None:
         room = CPU_KV_TOKENS if device.type == "cpu" else device_memory(device) // (2 * cfg.cache_width)
-    needed = min(room, config.context_length or longest) + MAX_DRAFTS + 1  # drafts may go past the end
+    needed = min(room, config.context_length or longest) + MAX_DRAFTS + 1  # drafts may exceed the end
     return dataclasses.replace(cfg, max_position_embeddings=min(longest, needed))
 
 
 def check_memory(
     config: EngineConfig, cfg: ModelConfig, nextn_layers: int, value_bytes: float, device: torch.device
 ) -> None:
-    """Raises ValueError when weights, tables and KV pool cannot fit: CheckpointError naming the field of
-    config.json that asks for most, or the option. What is counted is the least that there will be: of a rank,
-    its part of the matrices, and the embedding, tables and a KV pool as if it were alone.
+    """Raises ValueError if weights, tables and KV pool cannot fit: CheckpointError with the field of
+    config.json that needs most memory, or an error with the option. It counts the minimum: for a rank, its
+    part of the matrices, and the embedding, tables and KV pool as for a single process.
 
-    value_bytes: of a weight, at least.
+    value_bytes: minimum bytes per weight.
     """
     ranks = config.world_size
     have = device_memory(device, len(config.own_ranks))

@@ -1,4 +1,4 @@
-"""From a configuration to a loaded model: which kernels, which weights."""
+"""Makes a loaded model from a configuration: chooses kernels and weight formats, and loads weights."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from nextn.ops.cpu.ways import Ways
 from nextn.ops.registry import make_ops, triton_obstacle
 from nextn.ops.stored import FP8, INT4, W8A16, Format
 
-# Bytes of bf16 weights that a CPU's caches may hold.
+# Maximum bytes of bf16 weights that are assumed to fit in a CPU's caches.
 CACHED = 64 << 20
 
 log = logging.getLogger("nextn.engine")
@@ -72,10 +72,9 @@ def make_model(
     ranks: Ranks | None = None,
     seat: Seat | None = None,
 ) -> tuple[Model, str]:
-    """The model, loaded, and what computes it: "cpu" (the native kernels), "triton" or "reference" (plain
-    torch).
+    """(the loaded model, its kernels: "cpu" (the native kernels), "triton" or "reference" (plain torch)).
 
-    Raises ValueError for options that do not go together or that the checkpoint cannot honour.
+    Raises ValueError for options that are incompatible or that the checkpoint does not support.
     """
     acceptance = parse_acceptance(config.model_path)
     if acceptance is not None:
@@ -204,7 +203,7 @@ def make_model(
 
 
 def runs_on_torch(config: EngineConfig) -> bool:
-    """Will `make_model` make torch's model, if it makes any? Raises as that does."""
+    """Whether `make_model` would make the torch model. Raises the errors of `make_model`."""
     device = engine_device(config.device)
     if device.type == "cuda" or parse_acceptance(config.model_path) is not None:
         return device.type == "cuda"
@@ -222,7 +221,7 @@ def _check_shared_on_torch(config: EngineConfig, device: torch.device, ranks: Ra
 
 
 def _cut(config: EngineConfig, cfg: ModelConfig) -> ModelConfig:
-    """What --num-hidden-layers-override leaves of the model."""
+    """The model's config with --num-hidden-layers-override applied."""
     layers = config.num_hidden_layers_override
     if layers is None:
         return cfg
@@ -235,10 +234,10 @@ def _cut(config: EngineConfig, cfg: ModelConfig) -> ModelConfig:
 
 
 def ways_of(config: EngineConfig, level: str) -> Callable[[int], int]:
-    """How each kind of weights is multiplied. Where several machines compute a text, and at a level that is
-    asked for by name, in the level's own way: what is fastest on one machine need not be so on another.
+    """How each kind of weights is multiplied. With several machines, or if --cpu-isa names a level, always in
+    the level's own way. Otherwise in the way that is fastest on this machine.
 
-    Raises ValueError where --gguf-activations asks for what this machine cannot do."""
+    Raises ValueError if this machine does not support --gguf-activations."""
     asked, free = config.gguf_activations, config.one_machine and config.cpu_isa == "auto"
     able = by_bytes(level)
     if asked == "int8" and not able:
@@ -249,14 +248,14 @@ def ways_of(config: EngineConfig, level: str) -> Callable[[int], int]:
 
 
 def quantize_format(config: EngineConfig) -> Format | None:
-    """What --quantization makes of the layers' matrices."""
+    """The format to which --quantization converts the layers' matrices."""
     if config.quantization == "w4a16":
         return Format(INT4, config.int4_group, zeros=True)
     return W8A16 if config.quantization == "w8a16" else None
 
 
 def reads_fp8(kernels: str, device: torch.device) -> bool:
-    """Of those that are not the CPU's: do they compute from e4m3 blocks on this device? Older GPUs cannot
+    """Whether these kernels, if not the CPU's, compute from e4m3 blocks on this device. Older GPUs cannot
     convert e4m3."""
     return kernels == "triton" and torch.cuda.get_device_capability(device) >= (8, 9)
 
@@ -264,7 +263,7 @@ def reads_fp8(kernels: str, device: torch.device) -> bool:
 def _value_bytes(
     config: EngineConfig, stored: Mapping[str, Format], kernels: str, device: torch.device
 ) -> float:
-    """Of one weight in memory, at least."""
+    """Minimum bytes of one weight in memory."""
     if kernels != "cpu":
         plain = dtype_of(config.dtype, kernels).itemsize
         in_blocks = any(format.name == FP8 for format in stored.values()) and reads_fp8(kernels, device)
@@ -274,8 +273,9 @@ def _value_bytes(
 
 
 def _coarse_drafts(config: EngineConfig, cfg: ModelConfig) -> bool:
-    """Are the native drafter's weights held in int8? By default where a draft reads them from memory: half
-    the bytes are half the time there. In a cache, widening them would cost more than it saves."""
+    """Whether the native drafter's weights are held in int8. By default yes if a draft reads them from
+    memory, where half the bytes take half the time. In a cache, widening them would take more time than it
+    saves."""
     asked = config.speculative_draft_model_quantization
     if asked is not None:
         return asked == "w8a16"
@@ -284,13 +284,13 @@ def _coarse_drafts(config: EngineConfig, cfg: ModelConfig) -> bool:
 
 
 def dtype_of(asked: str, kernels: str) -> torch.dtype:
-    """What these kernels compute in when --dtype is `asked`."""
+    """The dtype of these kernels when --dtype is `asked`."""
     return AUTO_DTYPES[kernels] if asked == "auto" else DTYPES[asked]
 
 
 def choose_kernels(config: EngineConfig, device: torch.device, architecture: str | None = None) -> str:
-    """ "cpu" or "triton" where these kernels can do what the options ask for, and the architecture, if one is
-    given; else "reference". `auto` says why it chose."""
+    """ "cpu" or "triton" if these kernels support the options and the architecture, if one is given; else
+    "reference". `auto` logs the reason of its choice."""
     asked = config.kernel_backend
     own = "triton" if device.type == "cuda" else "cpu"  # the device's
     obstacle = _obstacle(config, device, architecture, _asked(config, own))
@@ -321,14 +321,14 @@ def choose_kernels(config: EngineConfig, device: torch.device, architecture: str
 
 
 def _asked(config: EngineConfig, own: str) -> str:
-    """own: the device's kernels."""
+    """The kernels that the options ask for. own: the device's kernels."""
     return own if config.kernel_backend == "auto" else config.kernel_backend
 
 
 def _obstacle(
     config: EngineConfig, device: torch.device, architecture: str | None, kernels: str
 ) -> str | None:
-    """Why these kernels cannot serve, if they cannot."""
+    """Why these kernels cannot be used; None if they can."""
     if kernels == "reference":
         return "--kernel-backend is reference"
     if device.type != ("cuda" if kernels == "triton" else "cpu"):
@@ -350,7 +350,7 @@ def _obstacle(
 
 
 def _draft_folder(config: EngineConfig, target: ModelConfig) -> DraftFolder | None:
-    """Where drafts are to come from, if not from the target's own folder. Raises ValueError."""
+    """The folder of the MTP layer, if it is not the target's. Raises ValueError."""
     path = config.drafter_path
     if path is None or not config.speculation.mtp:
         return None
@@ -369,15 +369,15 @@ def _token_map(config: EngineConfig, draft: DraftFolder | None) -> Path | None:
 
 
 def own_nextn_layers(config: EngineConfig, cfg: ModelConfig, folder: Path) -> int:
-    """How many modules the model has of its own."""
+    """Number of NextN modules in the model's own checkpoint."""
     dummy = config.load_format == "dummy"
     return cfg.num_nextn_predict_layers if dummy else stored_nextn_layers(folder, cfg)
 
 
 def _nextn_layers(config: EngineConfig, cfg: ModelConfig, folder: Path) -> int:
-    """How many of the checkpoint's modules are to draft: one for each depth, as far as there are so many.
+    """How many of the checkpoint's modules draft: one for each depth, as far as there are modules.
 
-    Raises ValueError when drafts were asked for by name and the checkpoint has no module.
+    Raises ValueError if drafts are required by an option and the checkpoint has no module.
     """
     if not config.speculation.mtp:
         return 0

@@ -1,4 +1,4 @@
-"""The ranks of a machine that rank 0 is not on.
+"""The ranks of a machine other than rank 0's.
 
 run_node(EngineConfig(tp_size=2, nnodes=2, node_rank=1, dist_init_addr="10.0.0.1:5000"))
 """
@@ -21,8 +21,8 @@ AGAIN, MOST = 0.5, 30.0  # seconds before ranks that have ended are started agai
 
 
 def run_node(config: EngineConfig) -> int:
-    """Starts this machine's ranks, and again when rank 0 was gone, until it lets them go. Returns the exit
-    code: 0 then, 1 where they cannot be, for a reason that they have said."""
+    """Starts this machine's ranks, and starts them again after rank 0 has failed, until rank 0 ends normally.
+    Returns the exit code: 0 then, or 1 if they cannot start; they have logged the reason."""
     delay = AGAIN
     while True:
         log.info(
@@ -32,7 +32,7 @@ def run_node(config: EngineConfig) -> int:
         codes = _run(config)
         if REFUSED in codes:
             return 1
-        if LET_GO in codes:  # the others were let go too, even if one was too slow to end by itself
+        if LET_GO in codes:  # rank 0 has ended normally, even if one rank was too slow to end by itself
             log.info("the engine has ended")
             return 0
         log.warning("the ranks of this node have ended with others, and are started again")
@@ -45,7 +45,7 @@ class _RankEnded(Exception):
 
 
 def _run(config: EngineConfig) -> set[int]:
-    """The exit codes of the ranks. When one of them ends, or rank 0, all do."""
+    """Runs the ranks and returns their exit codes. When one of them or rank 0 ends, all end."""
     processes: dict[int, RankProcess] = {}
 
     def check() -> None:
@@ -60,7 +60,7 @@ def _run(config: EngineConfig) -> set[int]:
         log.critical("%s", e)
         return {REFUSED}
     except (_RankEnded, OSError):
-        pass  # the ranks say what there is to say
+        pass  # the ranks log the reason
     finally:
         for process in processes.values():
             process.close()

@@ -1,4 +1,5 @@
-"""Whether an engine's steps can run on its device as wholes, what memory that takes, and its start."""
+"""Decides whether an engine's steps can run as whole graphs on its device, measures the memory for this, and
+starts it."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ from nextn.speculative.device.relay import Relay
 from nextn.speculative.device.shape import Drafting, StepShape
 from nextn.speculative.device.step import DeviceStep
 
-# Of the graphs that are captured at start; the others are as the load needs them.
+# For the graphs that are captured at start. Others are captured when needed.
 LONGEST = (512, 2048)
-AUTO = 2  # drafts of a request, where their number is chosen automatically
-REPORTS = 5.0  # seconds between two lines that say how far the captures are
+AUTO = 2  # draft depth, if automatic depth decides it
+REPORTS = 5.0  # seconds between two progress lines
 
-# Of the check at start.
+# For the check at start.
 STEPS = 4
 PROMPTS = (3, 17, 40)  # tokens of each
 CHOICES = (  # of each
@@ -49,8 +50,8 @@ log = logging.getLogger("nextn.engine")
 
 
 class OnDevice(NamedTuple):
-    """requests: of a step, at most. num_steps: of the drafts that steps make by default. gated: may a cutoff
-    end them? extends: is there a drafter?"""
+    """requests: maximum number in a step. num_steps: default draft depth. gated: whether a cutoff may end
+    drafts. extends: whether there is a drafter."""
 
     requests: int
     num_steps: int
@@ -62,8 +63,8 @@ class OnDevice(NamedTuple):
         return Relay(self.requests, -(-slots // page_size) + 1, model.device)
 
     def shapes(self, longest: int, row_align: int = 1) -> list[StepShape]:
-        """Those that are captured at start, for every number of requests. The largest first: its memory
-        serves the others. longest: positions of a request."""
+        """The shapes that are captured at start, for every number of requests. The largest comes first, and
+        the others reuse its memory. longest: positions of a request."""
         found = []
         steps = min(self.num_steps, AUTO) if self.gated else self.num_steps
         kinds = [Drafting(rounded(steps), self.extends, self.gated)]
@@ -79,10 +80,10 @@ class OnDevice(NamedTuple):
 
 
 def on_device(config: EngineConfig, model: Model, speculation: Speculation) -> OnDevice | None:
-    """None where steps do not run on the device as wholes."""
+    """None if steps cannot run as whole graphs."""
     if not isinstance(model, CudaModel) or not model.captures or speculation.simulated is not None:
         return None
-    if model.group.size > 1:  # each rank would decide for itself whether its steps are right
+    if model.group.size > 1:  # each rank would decide separately whether its steps are right
         return None
     shape = speculation.shape
     chains = speculation.mtp and model.nextn_layers == 1 and shape.topk == 1 and not speculation.ngrams
@@ -96,8 +97,8 @@ def on_device(config: EngineConfig, model: Model, speculation: Speculation) -> O
 def plan_on_device(
     config: EngineConfig, model: Model, speculation: Speculation, layers: int
 ) -> tuple[OnDevice | None, int]:
-    """layers: of the KV pool. None where steps do not run on the device as wholes; and the bytes that they
-    take besides the pool."""
+    """(None if steps cannot run as whole graphs, the bytes that they need besides the pool). layers: of the
+    KV pool."""
     plan = on_device(config, model, speculation)
     if plan is None:
         return None, 0
@@ -109,8 +110,7 @@ def plan_on_device(
 
 
 def _memory_of(plan: OnDevice, model: Model, layers: int, page_size: int) -> int:
-    """Bytes that the graphs captured at start take, and what they need besides: measured with a pool of one
-    page."""
+    """Bytes for the graphs that are captured at start and their data, measured with a pool of one page."""
     pool = KVPool(layers, 1, page_size, model.cache_layout, model.dtype, model.device)
     relay = plan.relay(model, page_size)
     assert isinstance(model, TorchModel)
@@ -122,8 +122,8 @@ def _memory_of(plan: OnDevice, model: Model, layers: int, page_size: int) -> int
 
 
 def start_on_device(plan: OnDevice, runner: DeviceRunner) -> bool:
-    """Captures the graphs, and holds a few steps against the general way. If they differ, or anything of it
-    raises, the runner goes on without steps on the device; returns whether it has them."""
+    """Captures the graphs, and compares a few steps with the general way. If they differ, or an exception is
+    raised, the runner uses only the general way. Returns whether it uses graphs."""
     model, pool = runner.model, runner.pool
     assert isinstance(model, TorchModel)
     steps = min(plan.num_steps, 3)
@@ -177,7 +177,7 @@ def progress_bar(done: int, total: int, width: int = 24) -> str:
 
 
 def _positions(num_steps: int) -> int:
-    """Of a made-up request, at most, with those of its drafts."""
+    """Maximum number of positions of a made-up request, including its drafts."""
     return max(PROMPTS) + (1 + STEPS) * (2 + 2 * num_steps)
 
 

@@ -1,4 +1,4 @@
-"""Contents of pages on their way between processes of one executor."""
+"""Contents of pages that are sent between processes of one executor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PageData:
-    """As bytes: they are read back as nothing else."""
+    """The contents as bytes, so that reading a message can create nothing else."""
 
     pages: Sequence[int]
     data: bytes
@@ -24,6 +24,6 @@ class PageData:
         return cls(list(pages), plain, tuple(data.shape), str(data.dtype).removeprefix("torch."))
 
     def tensor(self) -> Tensor:
-        """It cannot be written to."""
+        """The contents as a read-only tensor."""
         own = torch.frombuffer(bytearray(self.data), dtype=getattr(torch, self.dtype))
         return own.view(self.shape)

@@ -1,4 +1,4 @@
-"""What whoever moves pages between two engines does to one of them, between its steps."""
+"""The interface of one engine for code that transfers pages between two engines, between its steps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from nextn.scheduler.transfers import sent_slots
 
 
 class PageTransfers:
-    """Of requests with `Request.fetch` or `hold` (`nextn.scheduler.transfers`)."""
+    """For requests with `Request.fetch` or `hold` (`nextn.scheduler.transfers`)."""
 
     def __init__(self, executor: Executor, scheduler: Scheduler) -> None:
         self._executor, self._scheduler, self._requests = executor, scheduler, scheduler.transfers
-        self.changed = False  # has the scheduler more to do since this was last set to False?
+        self.changed = False  # whether the scheduler has new work since this was set to False
 
     @property
     def fetching(self) -> Mapping[str, Request]:
@@ -29,11 +29,11 @@ class PageTransfers:
 
     @property
     def blocked(self) -> bool:
-        """Do requests wait for pages while none runs that would give some back?"""
+        """Whether requests wait for pages and no request runs that would free some."""
         return bool(self._scheduler.waiting) and not self._scheduler.running
 
     def whole(self, request: Request) -> int:
-        """Slots of its prompt that go from one engine to the other; see `sent_slots`."""
+        """Number of slots of its prompt that are transferred; see `sent_slots`."""
         info = self._executor.info
         return sent_slots(request.num_prompt, info.nextn_layers, info.page_size)
 
@@ -46,12 +46,12 @@ class PageTransfers:
         self._executor.read_pages(request.pages[first : first + count], into)
 
     def write(self, request: Request, first: int, data: Tensor) -> None:
-        """Fills pages of a request that fetches, from number `first` on, with what `read` copied."""
+        """Fills pages of a fetching request, from index `first` on, with data from `read`."""
         count = data.shape[1] // self._executor.info.page_size
         self._executor.write_pages(request.pages[first : first + count], data)
 
     def memory(self) -> Tensor | None:
-        """The pool, for who copies pages itself; see `Executor.page_memory`."""
+        """The pool, for code that copies pages itself; see `Executor.page_memory`."""
         return self._executor.page_memory()
 
     @property
@@ -59,13 +59,13 @@ class PageTransfers:
         return self._executor.info.page_size
 
     def fetched(self, rid: str, slots: int, cached: int = 0, error: Failure | None = None) -> list[Output]:
-        """No more pages will come. slots: of the prompt that are true now. cached, error: see
-        `Scheduler.fetched`."""
+        """No more pages will arrive. slots: number of the prompt's slots that have arrived. cached, error:
+        see `Scheduler.fetched`."""
         self.changed = True
         self._requests.arrived(rid, slots)
         return self._scheduler.fetched(rid, cached, error)
 
     def release(self, rid: str) -> None:
-        """Nobody needs the pages of a request that was held any more."""
+        """The pages of a held request are no longer needed."""
         self.changed = True
         self._requests.release(rid)

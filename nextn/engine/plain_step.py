@@ -1,7 +1,7 @@
-"""Steps whose requests want nothing but tokens: one call of the model, with the results of the runner's way.
+"""Steps with plain requests only: a single call of the model, with the same results as `Runner`.
 
-Such a request is verified by `exact`, and its logits are what the model says: no penalties, bias, grammar or
-log-probabilities. Its drafts are chains. Parts of prompts take part, too, unless they are scored.
+A plain request is verified by `exact`, has no penalties, bias, grammar or log-probabilities, and its drafts
+are chains. Prompt chunks are plain too, unless their log-probabilities are wanted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NO_LOGPROBS: list[TokenLogprob] = []
 
 
 def plain_steps(model: Model, pool: KVPool, drafter: Drafter) -> PlainSteps | None:
-    """None where the model or the drafter has no such steps."""
+    """None if the model or the drafter does not support such steps."""
     if not isinstance(model, StepInOneCall):
         return None
     if isinstance(drafter, NoDrafter):
@@ -53,16 +53,16 @@ def plain_steps(model: Model, pool: KVPool, drafter: Drafter) -> PlainSteps | No
 
 class PlainSteps:
     def __init__(self, model: StepInOneCall, pool: KVPool, behind: Behind | None) -> None:
-        """behind: the drafter's; None: nobody drafts."""
+        """behind: the drafter's; None: there are no drafts."""
         self.model, self.pool, self.behind = model, pool, behind
-        # Those of the last step: what they ask for, and their pages, with room for as many of each.
+        # The requests of the last step: their parameters, and their page tables, with equal room for each.
         self._last: Sequence[RequestState] | None = None
         self._asked = b""
         self._table, self._room = array("i"), 0
-        self._kept: Owners | None = None  # of what was kept in it, where that was a row each
+        self._kept: Owners | None = None  # owners of the states kept in it, if one row each
 
     def add(self, state: RequestState) -> None:
-        """Makes ready what does not change of a request."""
+        """Prepares the data of a request that does not change."""
         params = state.params
         if params.tokens_alone and not penalized(params, params.min_tokens):
             state.plain_from = state.num_prompt + params.min_tokens
@@ -70,7 +70,7 @@ class PlainSteps:
         state.asked = self.model.ask(draw_params(params, 0), state.ends, state.limit)
 
     def run(self, states: Sequence[RequestState], plan: Plan) -> StepResult | None:
-        """None where the step is none of these."""
+        """Runs the step, or returns None if a request is not plain."""
         behind = self.behind
         if behind is not None and len(behind) and not plan.keep:
             behind.forget()
@@ -95,7 +95,7 @@ class PlainSteps:
         turns: list[int] = []
         page_size, choices, deepest, extending = self.pool.page_size, 0, 0, 0
         extends = EXTENDS if plan.cutoff is None else EXTENDS | CUT
-        # Once for every request and step: as little as can be.
+        # Runs for every request in every step, so it does as little as possible.
         room = self._room
         for span, r in zip(plan.spans, states, strict=True):
             start, known, draft = span.start, span.known, span.draft
@@ -120,7 +120,7 @@ class PlainSteps:
                 deepest = num_steps
             if span.extend:
                 if waiting and r.drafting.waiting is not None:
-                    return None  # it catches up first
+                    return None  # the draft layer has to catch up first
                 extending += 1
                 flags = extends if span.cut else EXTENDS
             turns += (start, known, drafts, following, room, num_steps, flags, span.draft_from // page_size)
@@ -130,7 +130,8 @@ class PlainSteps:
         )  # fmt: skip
 
     def _prepare(self, states: Sequence[RequestState], plan: Plan) -> None:
-        """What is mostly as it was in the step before, whose requests are the same; a few have new pages."""
+        """Updates parameters and page tables. If the requests are those of the last step, few have
+        changed."""
         last, self._last = self._last, None  # until the step has run
         if states != last:
             self._kept = None
@@ -147,7 +148,7 @@ class PlainSteps:
                 self._table[row + first : row + end] = array("i", span.pages)
 
     def _lay_table(self, states: Sequence[RequestState]) -> None:
-        """Every request has room for twice as many pages as any of them has."""
+        """Allocates the page tables, with room for twice as many pages as the longest has."""
         self._room = room = 2 * max([len(r.pages) for r in states], default=0)
         self._table = table = array("i", bytes(4 * room * len(states)))
         for at, r in enumerate(states):
@@ -157,7 +158,7 @@ class PlainSteps:
         self, behind: Behind, states: Sequence[RequestState], plan: Plan, step: PlainStep,
         results: Sequence[SpanResult],
     ) -> None:  # fmt: skip
-        """The hidden states of requests that did not extend."""
+        """Keeps the hidden states of requests that did not extend."""
         alike = not step.extending and len(step.tokens) == len(states) and all(r.tokens for r in results)
         if not (alike and behind.keep_again(self._kept, *self.model.states_at())):
             self._keep_any(behind, states, plan, step, results)
@@ -183,8 +184,8 @@ class PlainSteps:
 
 
 def _results(states: Sequence[RequestState], step: PlainStep, found: PlainResult) -> list[SpanResult]:
-    """And the requests take them in. Nothing else of a request is looked at: it has left the processor's
-    caches while the model ran."""
+    """The results, which are also committed to the requests' states. It reads little else of a request,
+    because that is no longer in the CPU caches after the model has run."""
     taken, _, guesses, bins = found
     turns, end = step.turns, TAKEN * step.spans
     results = []

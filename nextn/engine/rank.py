@@ -1,4 +1,4 @@
-"""From a configuration to a runner: device, weights, KV pool, drafter, and what is to be known of them."""
+"""Makes a runner from a configuration: device, weights, KV pool, drafter, and the facts about them."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ from nextn.speculative.ngram_drafter import NGramDrafter
 
 
 def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | None = None) -> Runner:
-    """ranks: those that this one computes every step with. seat: where experts are shared on one
-    machine.
+    """ranks: this rank's connection to the others that compute every step with it. seat: if experts are
+    shared on one machine.
 
-    Raises ValueError for options that do not go together or that the model cannot honour."""
+    Raises ValueError for options that are incompatible or that the model does not support."""
     device = engine_device(config.device)
     if ranks is not None:
         ranks.join_gpus()
-    # A core that is taken away from one of torch's threads stops all of them at the next barrier, so one is
-    # left over. The native kernels wait for nobody (csrc/pool.h).
+    # If the system takes a core from one of torch's threads, all threads wait at the next barrier. So one
+    # core is left free. The native kernels do not wait for a suspended thread (csrc/pool.h).
     torch.set_num_threads(config.threads or max(1, usable_cores() - 1))
     begin = time.perf_counter()
     model, kernels = make_model(config, device, config.threads or usable_cores(), ranks, seat)
@@ -77,7 +77,7 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | N
     chooser = model if ranks is not None and isinstance(model, Chooser) else None
     together = _together(config, model, pool)
     if together is not None and ranks is not None and ranks.gpus is not None:
-        ranks.least(0)  # others may still load, for longer than a collective waits
+        ranks.least(0)  # others may still load, for longer than a collective would wait
     kind = Runner if whole_steps is None else DeviceRunner
     runner = kind(info, model, pool, drafter, choose, speculation.simulated, chooser, together)
     if whole_steps is not None:
@@ -147,14 +147,14 @@ def _info(
 def _pool(
     config: EngineConfig, model: Model, layers: int, kernels: str, graphs: int, ranks: Ranks | None
 ) -> KVPool:
-    """graphs: bytes that they will take of the device's memory."""
+    """graphs: bytes of device memory that CUDA graphs will take."""
     pages = _pages(config, layers * _entry_bytes(model), model.device, graphs, ranks)
     memory = Arena().take if kernels == "cpu" else None
     return KVPool(layers, pages + 1, config.page_size, model.cache_layout, model.dtype, model.device, memory)
 
 
 def _entry_bytes(model: Model) -> int:
-    """Of a token in one layer of the pool."""
+    """Bytes of a token in one layer of the pool."""
     return model.cache_layout.width * model.dtype.itemsize
 
 
@@ -181,7 +181,8 @@ def _pages(
 
 
 def _free(device: torch.device, ranks: Ranks | None) -> int:
-    """Bytes of the GPU, once every rank has loaded: the least that any of them has, for all have one pool."""
+    """Free bytes of the GPU after every rank has loaded: the minimum of all, because their pools are
+    equal."""
     if ranks is None:
         return int(torch.cuda.mem_get_info(device)[0])
     assert ranks.gpus is not None

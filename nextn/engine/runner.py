@@ -1,4 +1,4 @@
-"""Runs a plan on one device: one ragged target forward, choose and verify, then the next drafts."""
+"""Runs a plan on one device: one forward pass of the target, choices and verification, the next drafts."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from nextn.speculative.work import StepWork
 from nextn.trace import TRACE
 
 NOTHING = Verified([], [])
-Rooted = tuple[RequestState, int]  # one that chooses, and its root's row of the step
+Rooted = tuple[RequestState, int]  # a request for which tokens are chosen, and its root's row in the step
 
 
 class Runner:
-    """The executor of one process (`nextn.engine.executor`): a step has run when it was launched."""
+    """The executor of one process (`nextn.engine.executor`): `launch` returns after the step has run."""
 
     awake, wakes = False, None  # see `Executor`
 
@@ -54,8 +54,9 @@ class Runner:
         chooser: Chooser | None = None,
         together: SharedPass | None = None,
     ) -> None:
-        """draw: what chooses among logits; a backend may bring its own. accept_length: simulated. chooser:
-        the model, where a token costs it less than logits do. together: where others share its experts."""
+        """draw: the function that chooses tokens from logits; a backend may have its own. accept_length:
+        simulated. chooser: the model, if it can choose tokens faster than it can return logits. together: set
+        if other engines share its experts."""
         self.together, self.world = together, None if together is None else together.world
         self.info, self.model, self.pool, self.drafter = info, model, pool, drafter
         self.chooser = chooser
@@ -107,15 +108,16 @@ class Runner:
     def run(self, plan: Plan) -> StepResult:
         ended = [span.ahead and self.states[span.rid].ended for span in plan.spans]
         if True not in ended:
-            return self._live(plan)
+            return self._run_live(plan)
         live = [*compress(plan.spans, map(not_, ended))]
-        if not live and self.together is None:  # else the others wait for it
+        if not live and self.together is None:  # with shared experts, other engines wait for this step
             return StepResult([SpanResult([], NO_DRAFT)] * len(ended), StepWork(0))
-        ran = self._live(dataclasses.replace(plan, spans=live))
+        ran = self._run_live(dataclasses.replace(plan, spans=live))
         spans = iter(ran.spans)
         return StepResult([SpanResult([], NO_DRAFT) if gone else next(spans) for gone in ended], ran.work)
 
-    def _live(self, plan: Plan) -> StepResult:
+    def _run_live(self, plan: Plan) -> StepResult:
+        """Runs a plan whose requests have not ended."""
         lap = TRACE.laps("runner")
         states = []
         for span in plan.spans:
@@ -175,50 +177,50 @@ class Runner:
         return self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
 
     def _verify(self, hidden: Tensor, states: Sequence[RequestState]) -> tuple[list[Verified], Tensor | None]:
-        """Of every request the nodes that hold and the tokens it commits; neither for a part of a prompt.
-        And a copy of the logits of those that want log-probabilities, as the others are written over."""
-        asked: list[Rooted] = []
-        drawn: list[Rooted] = []  # those of which the model chooses the tokens
+        """For every request, the accepted nodes and the tokens that it commits; nothing for a prompt chunk.
+        Also a copy of the logits of requests that want log-probabilities, because verification overwrites
+        logits."""
+        by_logits: list[Rooted] = []
+        by_model: list[Rooted] = []  # the model itself chooses their tokens
         at = 0
         for r in states:
             at += len(r.tokens)
             if r.chooses:
-                by_model = self.chooser is not None and _span(r).takes_draws
-                (drawn if by_model else asked).append((r, at - len(r.draft.tokens) - 1))
-        if not asked and not drawn:
+                drawn = self.chooser is not None and _span(r).takes_draws
+                (by_model if drawn else by_logits).append((r, at - len(r.draft.tokens) - 1))
+        if not by_logits and not by_model:
             return [NOTHING for _ in states], None
-        logits, tokens = self._logits(hidden, asked, drawn)
-        raw = logprobs_of.copied(logits, [r for r, _ in asked])
+        logits, tokens = self._logits(hidden, by_logits, by_model)
+        raw = logprobs_of.copied(logits, [r for r, _ in by_logits])
 
         def verify(some: Sequence[Rooted]) -> list[Verified]:
             own = logits
-            if some is not asked:  # they have been written over
+            if some is not by_logits:  # after a failure; the logits have been overwritten
                 own = self.model.logits(take(self.model, hidden, _rows(some)))
             return self.verifier.verify(own, [_span(r) for r, _ in some])
 
         def failed(_: Rooted, error: Exception) -> Verified:
             return Verified([], [], error=failed_in("verification", error))
 
-        verified = isolated(verify, asked, failed, "verification")
-        verified += self.verifier.equal([_span(r) for r, _ in drawn], tokens)
-        found = {r.rid: v for (r, _), v in zip([*asked, *drawn], verified, strict=True)}
+        verified = isolated(verify, by_logits, failed, "verification")
+        verified += self.verifier.equal([_span(r) for r, _ in by_model], tokens)
+        found = {r.rid: v for (r, _), v in zip([*by_logits, *by_model], verified, strict=True)}
         return [found.get(r.rid, NOTHING) for r in states], raw
 
     def _logits(
-        self, hidden: Tensor, asked: Sequence[Rooted], drawn: Sequence[Rooted]
+        self, hidden: Tensor, by_logits: Sequence[Rooted], by_model: Sequence[Rooted]
     ) -> tuple[Tensor, Sequence[int]]:
-        """After the root and after every node: of `asked` the logits, of `drawn` the target's choices."""
-        rows = _rows(asked)
-        if self.chooser is None or not drawn:
+        """After the root and every node: the logits of `by_logits`, the target's choices of `by_model`."""
+        rows = _rows(by_logits)
+        if self.chooser is None or not by_model:
             return self.model.logits(take(self.model, hidden, rows)), ()
-        draws = [draw for r, _ in drawn for draw in _span(r).draws()]
-        return self.chooser.choices(take(self.model, hidden, rows + _rows(drawn)), len(rows), draws)
+        draws = [draw for r, _ in by_model for draw in _span(r).draws()]
+        return self.chooser.choices(take(self.model, hidden, rows + _rows(by_model)), len(rows), draws)
 
     def _draft(
         self, hidden: Tensor, states: Sequence[RequestState], verified: Sequence[Verified], keep: bool
     ) -> Drafted:
-        """The next drafts. Requests that are in error, or do not go on in this step, have no part in it.
-        keep: see `Plan`."""
+        """The next drafts. Requests with an error get none. keep: see `Plan`."""
         if not keep:
             self.drafter.forget()
         each = enumerate(zip(states, verified, strict=True))
@@ -237,18 +239,18 @@ class Runner:
         return made._replace(drafts=drafts, failed={live[n]: error for n, error in made.failed.items()})
 
     def _draft_spans(self, states: Sequence[RequestState], verified: Sequence[Verified]) -> list[DraftSpan]:
-        """What the step settled for each request."""
+        """For each request, the positions that the step committed, for the drafter."""
         out = []
         at = 0
         for r, v in zip(states, verified, strict=True):
             path, tokens = v.path, v.tokens
-            # Rejected guesses are left out; what follows the last true position is the bonus token.
+            # Rejected drafts are left out. The token after the last committed position is the bonus token.
             known = r.known
             following = [*r.tokens[1:known], *(tokens if r.chooses else (r.following,))]
-            true: Sequence[int] = range(at, at + known + len(path))
+            rows: Sequence[int] = range(at, at + known + len(path))
             if r.draft.parents is not None:
-                true = [*range(at, at + known), *(at + known + node for node in path)]
-            # A request that ends with this step needs no drafts; nor may drafts outrun its limit.
+                rows = [*range(at, at + known), *(at + known + node for node in path)]
+            # A request that ends with this step needs no drafts, and drafts must not exceed its limit.
             ended = v.ended or v.error is not None or not r.end_ids.isdisjoint(tokens)
             room = r.room - len(tokens) - 1
             num_steps = 0 if ended else max(0, min(r.num_steps, room))
@@ -256,7 +258,7 @@ class Runner:
             state, start = r.drafting, r.start - r.draft_from
             out.append(
                 DraftSpan(
-                    r, state, start, true, following, pages, num_steps, tokens, room, r.draft_from, r.extend,
+                    r, state, start, rows, following, pages, num_steps, tokens, room, r.draft_from, r.extend,
                     r.cutoff,
                 )
             )  # fmt: skip
@@ -265,7 +267,7 @@ class Runner:
 
 
 def _begin(state: RequestState, span: SpanPlan, cutoff: Cutoff | None) -> None:
-    """The request is about to go on as planned."""
+    """Sets the request's state for the span that is about to run."""
     state.start, state.known, state.draft = span.start, span.known, span.draft
     if span.ahead:
         state.go_on(span.most_drafts)
@@ -281,5 +283,5 @@ def _span(r: RequestState) -> VerifySpan:
 
 
 def _rows(some: Sequence[Rooted]) -> list[int]:
-    """Of the step: those of each root and its draft."""
+    """The rows of each root and its draft in the step."""
     return [row for r, root in some for row in range(root, root + len(r.draft.tokens) + 1)]

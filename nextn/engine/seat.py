@@ -10,9 +10,9 @@ from nextn.distributed.mesh import MeshRanks
 
 @dataclass(frozen=True)
 class Seat:
-    """group: of attention. rank: in that group. memory: of all ranks of all groups, on one machine; everyone:
-    this rank among them, on several. by_torch: the model is torch's, whose ranks exchange by
-    torch.distributed."""
+    """group: number of the attention group. rank: in that group. memory: shared by all ranks of all groups,
+    on one machine. everyone: this rank's connections to all ranks, on several machines. by_torch: the torch
+    model, whose ranks exchange data by torch.distributed."""
 
     group: int
     rank: int

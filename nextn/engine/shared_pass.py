@@ -1,4 +1,4 @@
-"""A pass through the target in which all ranks that share its experts take part."""
+"""A forward pass of the target that all ranks which share its experts run together."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from nextn.models.base import Model
 
 
 class SharedPass:
-    """halves: who decides whether a step goes in two halves; None: none does. balancer: moves experts between
-    steps; None: they stay."""
+    """halves: decides whether a step runs in two halves; None: never. balancer: moves experts between steps;
+    None: experts do not move."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class SharedPass:
         self.balancer = balancer
 
     def forward(self, spans: Sequence[Span]) -> Tensor | None:
-        """Hidden states as `Model.forward` has them; None without spans. All other ranks call it too. Raises
+        """Hidden states as from `Model.forward`; None without spans. All other ranks must call it too. Raises
         PeerGone."""
         rows = first = sum(len(span.tokens) for span in spans)
         wanted, cut = False, spans

@@ -1,4 +1,4 @@
-"""What is logged when an engine starts: what it runs on, what it allocated, how it drafts."""
+"""The facts that are logged when an engine starts: hardware, allocated memory, drafts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FP8_ROWS = "rounded to fp8: texts are others than with bf16"
 
 
 def startup(config: EngineConfig, info: ExecutorInfo, speculation: Speculation) -> dict[str, object]:
-    """Names end in what the number is: `_bytes`, `_seconds`."""
+    """The facts by name. Names end in the unit of the number: `_bytes`, `_seconds`."""
     shape, steps, simulated = speculation.shape, speculation.num_steps, speculation.simulated
     trees = steps > 0 and shape.topk > 1
     drafter = config.drafter_path if steps > 0 and speculation.mtp else None
@@ -50,7 +50,7 @@ def startup(config: EngineConfig, info: ExecutorInfo, speculation: Speculation) 
 
 
 def arithmetic(ways: Mapping[str, str]) -> str:
-    """Formats of weights that are not multiplied in the kernels' own way (nextn/ops/cpu/ways.py)."""
+    """Weight formats that the kernels multiply in another format (nextn/ops/cpu/ways.py), as text."""
     return ", ".join(f"{name} weights by {way}" for name, way in ways.items())
 
 

@@ -1,4 +1,4 @@
-"""Changes of a runner's state that reach it from another process, between steps. They have no answer."""
+"""Messages from another process that change a runner's state between steps. They have no answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ StateMessage: TypeAlias = RequestState | str | PageData
 
 
 def apply(runner: Runner, message: object) -> bool:
-    """False: it is another message."""
+    """Applies the message. False if it is a message of another kind."""
     if isinstance(message, RequestState):
         runner.add(message)
     elif isinstance(message, str):

@@ -1,7 +1,8 @@
-"""Step costs kept from one start to the next: a small JSON file for each machine, build, model and set of
-options that what a step costs depends on.
+"""Step costs that are kept for the next start: a small JSON file for each machine, build, model and set of
+options on which step times depend.
 
-What is not there, not readable or not of this form is measured again. A file is replaced whole.
+If a file is missing, unreadable or not of this form, step costs are measured again. Files are replaced
+atomically.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ log = logging.getLogger("nextn.engine")
 
 Factors = Mapping[int, list[float]]  # see DepthController
 OFF = "off"
-# What a step costs does not depend on these.
+# Options on which step times do not depend.
 _OTHER = (
     "step_cost_cache", "check_integrity", "disable_radix_cache", "model_path", "allow_non_finite_weights",
     "grammar_backend", "constrained_json_any_whitespace", "grammar_compile_timeout",
@@ -38,10 +39,10 @@ _OTHER = (
 
 class StepCostFile:
     def __init__(self, config: EngineConfig, chip: str, kernels: str) -> None:
-        """chip: by name. kernels: the backend, its level and build."""
+        """chip: its name. kernels: the backend, its level and build."""
         asked = config.step_cost_cache
         folder = Path(asked) if asked else user_cache() / "step-costs"
-        # Of the engine alone: a server's own, its key among them, make no step longer.
+        # Only the engine's options: a server's, which include its key, do not change step times.
         names = [f.name for f in dataclasses.fields(EngineConfig) if f.name not in _OTHER]
         options = {name: getattr(config, name) for name in names}
         self.key = {
@@ -86,7 +87,7 @@ class StepCostFile:
 
 
 def _check(cost: StepCost, factors: Factors) -> None:
-    """Raises ValueError for what is no cost, or no factor."""
+    """Raises ValueError for invalid costs or factors."""
     count, chosen = cost.experts
     parts = {k: v for k, v in dataclasses.asdict(cost).items() if k != "experts"}
     wrong = [name for name, value in parts.items() if not 0.0 <= value < math.inf]
@@ -97,7 +98,7 @@ def _check(cost: StepCost, factors: Factors) -> None:
 
 
 def _model(config: EngineConfig) -> object:
-    """The checkpoint: its path, and what its files were when they were read."""
+    """The checkpoint: its path, and the sizes and times of its files."""
     if config.model_path.partition(":")[0] == FAKE:
         return config.model_path
     folder = model_folder(config.model_path)

@@ -1,4 +1,4 @@
-"""What a trace says of a step."""
+"""The record of a step in a profile."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from nextn.trace import TRACE, Laps
 
 
 def stepped(lap: Laps, plan: Plan, result: StepResult) -> None:
-    """A step with requests has ended; `lap` began with it. tokens: committed. rows: of the target. drafts: of
-    them. extended, passes: rows of the drafter's first pass, and how many passes followed."""
+    """Called after a step with requests; `lap` began with it. It records: tokens committed, rows of the
+    target, drafts among these rows, rows of the drafter's first pass (extended), and its number of further
+    passes."""
     if not TRACE.on:
         return
     counts = {"requests": len(plan.spans), "tokens": sum(len(span.tokens) for span in result.spans)}

@@ -2,10 +2,10 @@
 
     Engine(EngineConfig(tp_size=2))
 
-Rank 0 is this process. States, plans and drops go to the others as pickled plain data; every rank runs the
-same runner on its own part of the weights and finds the same tokens, so no result has to be sent. A rank that
-ends, fails or stops answering ends all: the next step raises `PeerGone`, and whoever supervises this process
-starts it again.
+Rank 0 is this process. States, plans and drops are sent to the others as pickled plain data. Every rank runs
+the same runner with its own part of the weights and finds the same tokens, so no result is sent. If a rank
+ends, fails or stops answering, all ranks end: the next step raises `PeerGone`, and the supervisor of this
+process starts it again.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from nextn.speculative.state import RequestState
 
 log = logging.getLogger("nextn.engine")
 
-STUCK_SECONDS = 4.0  # for a step to end once a rank is gone; its machine kills one that is stopped after 2
+STUCK_SECONDS = 4.0  # for a step to end after a rank has ended; a stopped rank is killed after 2
 
 
 class TensorParallelExecutor:
-    """Raises PeerGone once a rank is gone."""
+    """Raises PeerGone after a rank has ended."""
 
     awake, wakes = False, None  # see `Executor`
 
     def __init__(self, config: EngineConfig, seat: Seat | None = None) -> None:
-        """seat: rank 0's, where experts are shared. Raises what `make_runner` does, in any rank, and what
-        `Gang` does."""
+        """seat: rank 0's, if experts are shared. Raises the errors of `make_runner` in any rank, and those of
+        `Gang`."""
         if config.node_rank:
             raise ValueError(
                 f"--node-rank {config.node_rank}: only nextn serve runs the ranks of other nodes"
@@ -62,7 +62,7 @@ class TensorParallelExecutor:
         self._ranks, self.processes = self._gang.own, self._gang.processes
         self._last: list[Ended | None] = [Ended()]
         self._lost = threading.Lock()
-        self._busy: int | None = threading.get_ident()  # the thread that starts the engine, or is in a step
+        self._busy: int | None = threading.get_ident()  # the thread that starts the engine, or runs a step
         own = weakref.ref(self)
         pulse = Pulse(self._ranks, partial(_lost, own), LOADING)
         self.close = weakref.finalize(self, _end, self._gang, pulse, self._last)
@@ -134,7 +134,7 @@ class TensorParallelExecutor:
         self._runner.write_pages(pages, data)
 
     def page_memory(self) -> None:
-        """What is written has to reach every rank."""
+        """None, because data has to be written on every rank."""
 
     def check(self) -> None:
         """Raises PeerGone where no step can run any more."""
@@ -142,7 +142,7 @@ class TensorParallelExecutor:
 
     def refuse(self, reason: str) -> None:
         self._last[0] = _refused(reason)
-        self.close()  # now: a supervisor that hears of it ends this process
+        self.close()  # now, because the supervisor ends this process after the error
 
     def _compare(self, result: StepResult) -> None:
         own = digest(result)
@@ -169,7 +169,7 @@ class TensorParallelExecutor:
         return found
 
     def _refusal(self) -> Exception | None:
-        """What a rank has said before it ended."""
+        """The error that a rank has sent before it ended."""
         for link in self._gang.links:
             with contextlib.suppress(*GONE):
                 if link.poll() and isinstance(found := receive(link), Exception):
@@ -190,8 +190,8 @@ class TensorParallelExecutor:
         return self._ranks.gone()
 
     def _end_if_stuck(self) -> None:
-        """Nothing ends the wait for NCCL's kernels, nor Gloo's for a machine that is silent. Where a thread
-        is in one, the process ends, which torch would do later."""
+        """Ends this process if a thread waits for NCCL's kernels, or in Gloo for a silent machine: such a
+        wait cannot be ended. Torch would do the same later."""
         until = time.monotonic() + STUCK_SECONDS
         while self._busy not in (None, threading.get_ident()):
             if time.monotonic() > until:
@@ -204,7 +204,7 @@ def _refused(reason: object) -> Ended:
     return Ended(f"the engine does not start: {reason}")
 
 
-# In threads, which must not keep an executor that nobody else needs.
+# Functions of threads. They hold weak references, so that threads do not keep an unused executor alive.
 
 
 def _watch(own: weakref.ref[TensorParallelExecutor], processes: Mapping[int, RankProcess]) -> None:
@@ -227,10 +227,10 @@ def _lost(own: weakref.ref[TensorParallelExecutor], rank: int, what: str) -> Non
 def _end(gang: Gang, pulse: Pulse, last: list[Ended | None]) -> None:
     pulse.stop()
     gang.close(last[0])
-    if not (gang.own.by_nccl and gang.own.reason):  # it would wait for who is gone
+    if not (gang.own.by_nccl and gang.own.reason):  # it would wait for the rank that has ended
         gang.own.leave_gpus()
 
 
 def digest(result: StepResult) -> bytes:
-    """Of what the step found: every rank must find the same."""
+    """A digest of the step's result, which must be the same on every rank."""
     return hashlib.blake2b(repr(result.spans).encode(), digest_size=8).digest()

@@ -36,7 +36,7 @@ log = logging.getLogger("nextn.engine")
 
 
 def main(arguments: list[str]) -> int:
-    """arguments: what `nextn.distributed.process.opened` reads. Returns the exit code."""
+    """arguments: for `nextn.distributed.process.opened`. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
     leash, memories, parent = opened(arguments)
     die_with_parent(parent)
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
         config, rank, group, gpus = leash.recv()
     except GONE:
         return LOST
-    # What every rank would say, rank 0 says.
+    # Rank 0 logs what all ranks would log.
     logging.basicConfig(level=logging.WARNING, format=f"[tp{rank}] %(name)s: %(message)s")
     if not memories and config.groups > 1:
         return group_rank.join_and_run(config, rank, parent if config.node_rank == 0 else None)
@@ -55,7 +55,8 @@ def main(arguments: list[str]) -> int:
 
 
 def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> int:
-    """Finds rank 0 over the network, and runs until it ends. Returns the exit code. parent: see `run`."""
+    """Connects to rank 0 over the network, and runs until it ends. Returns the exit code. parent: see
+    `run`."""
     config = dataclasses.replace(config, threads=threads_of(config))
     gpu = own_gpu(config, rank)
     try:
@@ -75,8 +76,8 @@ def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> 
 def run(
     config: EngineConfig, link: Connection, ranks: Ranks, parent: int | None, seat: Seat | None = None
 ) -> int:
-    """Runs rank 0's plans until it ends. parent: the process of rank 0, where this one may end it; None
-    elsewhere. seat: where experts are shared on one machine."""
+    """Runs rank 0's plans until it ends. parent: the process of rank 0, if this one may end it, else None.
+    seat: if experts are shared on one machine."""
 
     def lost(rank: int, what: str) -> None:
         log.critical("rank %d %s; this rank ends", rank, what)
@@ -103,7 +104,7 @@ def run(
             else:
                 return _last(message, says_why(config, ranks.rank))
     except (*GONE, PeerGone):
-        return LOST  # rank 0 says what there is to say
+        return LOST  # rank 0 logs the reason
     except Exception:
         log.critical("rank %d failed and ends:\n%s", ranks.rank, traceback.format_exc())
         return FAILED
@@ -112,7 +113,8 @@ def run(
 
 
 def _made(config: EngineConfig, link: Connection, ranks: Ranks, seat: Seat | None) -> Runner | None:
-    """None where there can be none: rank 0 knows why, and this machine. Raises PeerGone."""
+    """The runner, or None if it cannot be made: rank 0 gets the error, and this machine logs it. Raises
+    PeerGone."""
     try:
         return make_runner(config, ranks, seat)
     except PeerGone:
@@ -132,7 +134,7 @@ def _last(message: Ended, says: bool) -> int:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    # At once: who started it waits for a moment only, and NCCL may wait without end for graphs that hold its
-    # collectives, and for rank 0.
+    # Exits at once: the process that started it waits only a moment, and NCCL may wait forever for graphs
+    # with its collectives, and for rank 0.
     sys.stderr.flush()
     os._exit(code)

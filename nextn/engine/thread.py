@@ -1,5 +1,5 @@
-"""An executor that runs its steps in a thread, so that `launch` returns at once: the engine's own work, and
-that of whoever takes its outputs, is done while a step runs. Native kernels run without Python's lock."""
+"""An executor that runs steps in a thread, so that `launch` returns at once. While a step runs, the engine
+and the receiver of its outputs do their work. Native kernels run without Python's lock."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from nextn.speculative.state import RequestState
 
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], "_Answer | None"]
 
-LAST_STEP = 10.0  # seconds in which it should have ended
+LAST_STEP = 10.0  # seconds to wait for the last step at the end
 
 
 class _Answer(queue.SimpleQueue[Any]):
-    """Of one call: what it returned, or what it raised."""
+    """The result of one call, or the exception that it raised."""
 
     def result(self) -> Any:
         found = self.get()
@@ -44,24 +44,25 @@ class _Ticket:
 
 @runtime_checkable
 class LaunchesAtOnce(Protocol):
-    """An executor some of whose steps need not be waited for."""
+    """An executor that can launch some steps without waiting."""
 
     def launch_at_once(self, plan: Plan) -> Ticket | None:
-        """As `launch`, without waiting for any step; None, and nothing done, where that cannot be."""
+        """Like `launch`, without waiting for any step. If this is not possible, returns None and does
+        nothing."""
 
 
 class ThreadExecutor(Around):
-    """Raises what the other one does: of `add` and `drop`, if they wait for a step, when the next result is
-    read.
+    """Raises the errors of the wrapped executor. If `add` or `drop` had to wait for a step, their errors are
+    raised when the next result is read.
 
-    While the thread has nothing to do, the caller itself does what it need not wait for: two threads would
-    only wait for each other, as one of them at a time runs Python."""
+    While the thread is idle, the caller itself makes calls that do not wait. Using the thread for these would
+    gain nothing, because only one thread runs Python at a time."""
 
     def __init__(self, own: Executor) -> None:
         super().__init__(own)
         self._at_once = own.launch_at_once if isinstance(own, LaunchesAtOnce) else None
         self._home = threading.get_ident()
-        # Calls that the thread was given, and those that have ended; after one that failed, none does.
+        # Number of calls given to the thread, and of those that have ended. After a failure, none ends.
         self._asked, self._done = 0, [0]
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         # CUDA's current device is each thread's own.
@@ -74,7 +75,7 @@ class ThreadExecutor(Around):
 
     @property
     def _idle(self) -> bool:
-        """May the caller do it itself?"""
+        """Whether the caller may make the call itself."""
         idle = self._at_once is not None and self._asked == self._done[0]
         return idle and threading.get_ident() == self._home  # whose device is the engine's
 
@@ -115,7 +116,7 @@ class ThreadExecutor(Around):
 
 
 def _end(calls: queue.SimpleQueue[Call | None], thread: threading.Thread) -> None:
-    """After the step that is under way."""
+    """Ends the thread after the current step."""
     calls.put(None)
     if thread is not threading.current_thread():
         thread.join(LAST_STEP)
@@ -124,7 +125,7 @@ def _end(calls: queue.SimpleQueue[Call | None], thread: threading.Thread) -> Non
 def _serve(calls: queue.SimpleQueue[Call | None], done: list[int], gpu: int | None) -> None:
     if gpu is not None:
         torch.cuda.set_device(gpu)
-    failed: BaseException | None = None  # in a call that nobody waits for
+    failed: BaseException | None = None  # the error of a call without a waiting caller
     while (each := calls.get()) is not None:
         call, arguments, answer = each
         try:
@@ -136,4 +137,4 @@ def _serve(calls: queue.SimpleQueue[Call | None], done: list[int], gpu: int | No
         done[0] += failed is None
         if answer is not None:
             answer.put(found)
-        del each, call, arguments, answer, found  # nothing is kept until the next call
+        del each, call, arguments, answer, found  # keep no references until the next call

@@ -1,4 +1,4 @@
-"""From options to a rank's part in a world: all ranks that share the routed experts of a model."""
+"""Makes a rank's `World` from the options: the world is all ranks that share a model's routed experts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def shares_experts(config: EngineConfig) -> bool:
 
 
 def make_world(config: EngineConfig, cfg: ModelConfig, seat: Seat | None, ranks: Ranks | None) -> ExpertWorld:
-    """For the native kernels. seat: None where all ranks are those of one group on several machines. Raises
-    ValueError for a model without routed experts, and for a placement that does not fit it."""
+    """The world of the native kernels. seat: None if all ranks are those of one group on several machines.
+    Raises ValueError for a model without routed experts, and for a placement that does not fit it."""
     if seat is None:
         assert isinstance(ranks, MeshRanks)
         return MeshWorld(_share(config, cfg, ranks.rank), ranks)
@@ -36,7 +36,7 @@ def make_world(config: EngineConfig, cfg: ModelConfig, seat: Seat | None, ranks:
 
 
 def make_torch_world(config: EngineConfig, cfg: ModelConfig, ranks: Ranks) -> TorchExpertWorld:
-    """For the torch model. ranks: those of all groups have met. Raises as `make_world`."""
+    """The world of the torch model. ranks: of all groups, connected. Raises the errors of `make_world`."""
     group = ranks.group
     assert isinstance(group, TorchGroup)
     return TorchExpertWorld(group, config.groups, _share(config, cfg, group.rank), _dynamic(config))
@@ -58,7 +58,8 @@ def _share(config: EngineConfig, cfg: ModelConfig, rank: int) -> ExpertShare:
 
 
 def _dynamic(config: EngineConfig) -> bool:
-    """Do an expert's replicas take turns? Always with one group, whose rows would all go to the same one."""
+    """Whether an expert's replicas take turns. Always with one group: otherwise all its rows would be sent to
+    the same replica."""
     return config.ep_dispatch_algorithm == "dynamic" or config.groups == 1
 
 

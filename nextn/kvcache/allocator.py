@@ -1,4 +1,4 @@
-"""Hands out the pages of the KV pool. Page 0 is the null page: padding rows write there, nobody owns it."""
+"""Allocates pages of the KV pool. Page 0 is the null page: padding rows write there, no request owns it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 
 class PageAllocator:
-    """Pages 1 .. num_pages - 1, each either free or handed out. Who holds a page is not its business."""
+    """Pages 1 .. num_pages - 1, each either free or allocated. It does not know who holds a page."""
 
     def __init__(self, num_pages: int) -> None:
         assert num_pages >= 1, "page 0 is always there"
         self.capacity = num_pages - 1
-        self._free = list(range(num_pages - 1, 0, -1))  # a stack: what was freed last is warm
+        self._free = list(range(num_pages - 1, 0, -1))  # a stack: reuses warm pages
         self._taken = bytearray(num_pages)
 
     @property
@@ -19,7 +19,7 @@ class PageAllocator:
         return len(self._free)
 
     def alloc(self, n: int) -> list[int] | None:
-        """n pages, or None and nothing changed if fewer are free."""
+        """Allocates n pages. If fewer are free, returns None and changes nothing."""
         free, taken = self._free, self._taken
         rest = len(free) - n
         if rest < 0:
@@ -32,7 +32,7 @@ class PageAllocator:
         return pages
 
     def free(self, pages: Sequence[int]) -> None:
-        """Takes pages back. Asserts that each was handed out, so a page freed twice is caught here."""
+        """Frees pages. Asserts that each is allocated, which detects pages that are freed twice."""
         taken = self._taken
         for page in pages:
             assert taken[page], f"page {page} is freed, but nobody holds it"
@@ -40,8 +40,8 @@ class PageAllocator:
         self._free.extend(reversed(pages))
 
     def check_integrity(self, owned: Iterable[int]) -> None:
-        """Asserts that the free pages and `owned`, all pages that somebody holds, are together every
-        page exactly once."""
+        """owned: all pages that somebody holds. Asserts that these and the free pages contain every page
+        exactly once."""
         owned = sorted(owned)
         assert sorted([*self._free, *owned]) == list(range(1, self.capacity + 1)), (
             "a page is lost, is held twice, or is held and free"

@@ -1,19 +1,19 @@
 """The contract of a prefix cache: pages of committed tokens, kept so that later requests can use them.
 
-A cached page is identified by the tokens before it, its own, *and the one after it*: the NextN layer's
-entry at position i mixes in token i + 1, so slot i belongs to the pair (t_i, t_i+1). With pages of P
-slots, page p of a sequence holds the slots p*P .. p*P+P-1 and is known by tokens[: p*P+P+1].
+The key of a cached page is the tokens before it, its own tokens, *and the next token*. The NextN layer's
+entry at position i depends on token i + 1 too, so slot i belongs to the pair (t_i, t_i+1). With pages of P
+slots, page p of a sequence holds the slots p*P .. p*P+P-1, and its key is tokens[: p*P+P+1].
 
-    P = 2   tokens   a b c d e      -> page 0 by (a b c), page 1 by (a b c d e)
-            tokens   a b c d        -> page 0 by (a b c); slot d waits for its successor
+    P = 2   tokens   a b c d e      -> page 0 has key (a b c), page 1 has key (a b c d e)
+            tokens   a b c d        -> page 0 has key (a b c); slot d has no key without its next token
 
-So n tokens name (n - 1) // P pages, and a match always leaves at least one token to compute.
+So n tokens are the keys of (n - 1) // P pages, and after a match at least one token is left to compute.
 
-Several NextN layers look further: the entry of layer k, counted from 0, mixes in token i + k + 1. A page is
-then known by as many tokens after it as there are layers, `ahead`, and n tokens name (n - ahead) // P pages.
+With several NextN layers, the entry of layer k, counted from 0, depends on token i + k + 1. Then a key has as
+many tokens after the page as there are layers, `ahead`, and n tokens are the keys of (n - ahead) // P pages.
 
-A page belongs either to the cache or to its caller, never to both. The cache frees nothing: what it
-gives up it returns, and the caller hands it to the allocator.
+A page belongs either to the cache or to its caller, never to both. The cache does not free pages: it returns
+evicted pages, and the caller gives them to the allocator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 
 class Match(NamedTuple):
-    """A prefix that the cache holds: its pages, in order, and the handle by which to lock it."""
+    """A cached prefix: its pages, in order, and a handle to lock it."""
 
     pages: list[int]
     handle: object
@@ -33,65 +33,65 @@ class Match(NamedTuple):
 class PrefixCache(ABC):
     """Not thread-safe. Times are counted in calls of `match` and `insert`, not in seconds."""
 
-    evictable: int  # pages that `evict` could return now: those that no lock covers
-    ahead: int  # tokens after a page that it is known by, at least 1
+    evictable: int  # number of pages that `evict` could return now: those without a lock
+    ahead: int  # number of tokens after a page that are part of its key, at least 1
 
     @abstractmethod
     def knows(self, length: int) -> int:
-        """The largest number of pages that can be found for a text of n tokens."""
+        """The largest number of pages that a match of `length` tokens can have."""
 
     @abstractmethod
     def match(self, tokens: list[int]) -> Match:
         """The longest cached prefix of `tokens`, at most `knows(len(tokens))` pages.
 
-        Makes that prefix the most recently used. Takes no lock: the answer holds until the next call
-        of `evict`, so lock the handle first. The list of pages is the caller's own.
+        Makes that prefix the most recently used. Does not lock it: the result is valid until the next call
+        of `evict`, so lock the handle before. The caller may change the list of pages.
         """
 
     @abstractmethod
     def lock(self, handle: object) -> None:
-        """Keeps the handle's whole prefix from eviction. Locks are counted."""
+        """Protects the handle's whole prefix from eviction. Locks are counted."""
 
     @abstractmethod
     def unlock(self, handle: object) -> None:
-        """Undoes one `lock` of this handle; asserts that there was one. The pages stay in the cache,
-        and their place in the order of use does not change."""
+        """Removes one lock of this handle; asserts that there was one. The pages stay in the cache,
+        and the order of use does not change."""
 
     @abstractmethod
     def insert(self, tokens: list[int], pages: list[int]) -> Match:
-        """Offers the pages of a prefix of `tokens`; needs len(pages) * page_size + ahead of them.
+        """Offers the pages of a prefix of `tokens`, which needs len(pages) * page_size + ahead of them.
 
-        Answers with the prefix that the cache now holds, either all of `pages` long or, where nothing
-        is kept, empty. answer.pages[i] == pages[i]: that page is now the cache's (or was already).
-        answer.pages[i] != pages[i]: the cache had that page under another id; pages[i] stays the
-        caller's, who should go over to the cache's page and free his own.
+        Returns the prefix that the cache now holds. It is as long as `pages`, or empty if the cache keeps
+        nothing. If result.pages[i] == pages[i], this page now belongs to the cache (or did before). Otherwise
+        the cache had another page with this key. Then pages[i] still belongs to the caller, who should
+        use the cache's page and free its own.
 
-        Makes the prefix the most recently used. Copies what it keeps, takes no lock (see `match`), and
-        every lock held before still covers exactly what it did.
+        Makes the prefix the most recently used. Copies the lists, does not lock (see `match`), and does not
+        change what existing locks cover.
         """
 
     @abstractmethod
     def evict(self, count: int) -> list[int]:
-        """Gives up min(count, evictable) pages and returns them; the caller owns them then.
+        """Evicts min(count, evictable) pages and returns them. They belong to the caller then.
 
-        The least recently used prefix goes first and from its end, so what stays is always a prefix.
-        Handles that are not locked are invalid afterwards.
+        Evicts from the end of the least recently used prefix, so the rest is still a prefix. Handles that
+        are not locked are invalid afterwards.
         """
 
     def reset(self) -> list[int]:
-        """Gives up every page that no lock covers and returns them, like `evict`."""
+        """Evicts all pages without a lock and returns them, like `evict`."""
         return self.evict(self.evictable)
 
     @abstractmethod
     def pages(self) -> list[int]:
-        """Every page that the cache owns, in no order. Walks everything: for checks, not for a step."""
+        """All pages that the cache owns, in no order. Slow, for checks."""
 
     @abstractmethod
     def path(self, handle: object) -> tuple[list[int], list[int]]:
-        """What a locked handle covers: (tokens, pages), the len(pages) * page_size + ahead tokens by which
-        its pages are known; two empty lists if it covers nothing. Slow, for checks."""
+        """(tokens, pages) of a locked handle: its pages, and the len(pages) * page_size + ahead tokens of the
+        last page's key. Two empty lists if it covers no page. Slow, for checks."""
 
     @abstractmethod
     def check_integrity(self, locked: Iterable[object]) -> None:
-        """Recomputes everything from scratch and asserts that it is as kept. `locked`: the handle of
-        every lock held, once per lock. Changes nothing."""
+        """Recomputes everything from scratch and asserts that nothing differs. `locked`: the handle of
+        every lock, once per lock. Changes nothing."""

@@ -1,4 +1,4 @@
-"""What one token's entry in one layer of the KV pool is made of."""
+"""The layout of one token's entry in one layer of the KV pool."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 class CacheLayout(Protocol):
     @property
     def width(self) -> int:
-        """Elements of an entry."""
+        """Number of elements of an entry."""
 
     def view(self, entries: Tensor) -> Tensor:
-        """One layer of the pool, [slots, width], as attention reads and writes it; a view, no copy."""
+        """A view of one layer of the pool, [slots, width], in the shape that attention reads and writes."""
 
 
 @dataclass(frozen=True)
 class LatentLayout:
-    """MLA: the normed latent (rank) and the rotated key (rope), which all heads share. An entry is filled up
-    to a multiple of `align` elements."""
+    """MLA: the latent after its norm (rank) and the rotated key (rope), shared by all heads. An entry is
+    padded to a multiple of `align` elements."""
 
     rank: int
     rope: int
@@ -37,9 +37,8 @@ class LatentLayout:
 
 @dataclass(frozen=True)
 class KeyValueLayout:
-    """GQA: for each key-value head its value, then its key, each `head_dim` wide. So one head's part of an
-    entry is as MLA's entry: a key whose first columns would be the value, one behind the other. Values and
-    keys are filled up to a multiple of `align` elements."""
+    """GQA: for each key-value head its value, then its key, each `head_dim` wide. Values and keys are padded
+    to a multiple of `align` elements. So the value is at the beginning, as in an MLA entry."""
 
     heads: int
     head_dim: int

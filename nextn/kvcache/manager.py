@@ -1,17 +1,17 @@
-"""The KV manager: the one owner of a request's `pages`, `cached`, `committed` and `lock`.
+"""The KV manager: only it changes a request's `pages`, `cached`, `committed` and `lock`.
 
     req.pages:  | p0 ....... | ................... | ........... |
-    slots:      [0, cached)    the prefix cache's pages, locked by this request
-                [cached, committed)   its own, true for good
-                [committed, len(pages) * page_size)   its own, reserved: a step may write them
-                [draft_from, draft_to)   true for the draft layer, too; the last of them not yet for each of
-                                         several layers
+    slots:      [0, cached)    pages of the prefix cache, locked by this request
+                [cached, committed)   pages of the request, with final entries
+                [committed, len(pages) * page_size)   pages of the request, reserved: a step may write them
+                [draft_from, draft_to)   slots with entries of the draft layer too; with several draft layers,
+                                         the later ones do not have the last of them yet
 
-The draft layer does not run over positions while nobody drafts, so a page can be true for the target alone.
-`draft_from` lies behind the last such page, at the beginning of one: the draft layer sees what follows it.
+The draft layer does not run while drafts are off, so a page can have entries of the target only.
+`draft_from` is the beginning of the page after the last such page: the draft layer attends to what follows.
 
-A request goes `admit`, then `reserve` / `commit` / `trim` once a step and `share` whenever others may
-want what it has, then `release`. Every page has one owner at any time: the free list, the prefix cache,
+A request's life: `admit`, then in each step `reserve`, `commit` and `trim`, `share` when other requests could
+use its pages, and at last `release`. Every page has one owner at any time: the free list, the prefix cache,
 or one request. Not thread-safe.
 """
 
@@ -27,13 +27,13 @@ from nextn.request import Request
 
 class KVManager:
     def __init__(self, num_pages: int, page_size: int, prefix_cache: PrefixCache) -> None:
-        """num_pages counts the null page, as the pool does. prefix_cache: empty, of this page size."""
+        """num_pages includes the null page, as in the pool. prefix_cache: empty, of this page size."""
         self.page_size = page_size
         self._allocator = PageAllocator(num_pages)
         self._cache = prefix_cache
-        self._lag = prefix_cache.ahead - 1  # positions by which the last of several NextN layers is behind
+        self._lag = prefix_cache.ahead - 1  # positions by which the last NextN layer is behind the first
         self._window = draft_window(page_size)
-        self._drafted = bytearray(num_pages)  # 1: the page is true for the draft layer, too
+        self._drafted = bytearray(num_pages)  # 1: the page has entries of the draft layer too
 
     # --- counts -------------------------------------------------------------------------------
 
@@ -42,12 +42,12 @@ class KVManager:
         return -(-length // self.page_size)
 
     def shareable(self, length: int) -> int:
-        """Slots of a prompt of so many tokens that a request can take over from another with that prompt."""
+        """Number of slots that two requests with the same prompt of `length` tokens can share."""
         return self._cache.knows(length) * self.page_size
 
     @property
     def available(self) -> int:
-        """Pages that `reserve` could get: free, or cached and not locked."""
+        """Number of pages that `reserve` could get: free, or cached and not locked."""
         return self._allocator.num_free + self._cache.evictable
 
     @property
@@ -57,8 +57,8 @@ class KVManager:
 
     @property
     def used_tokens(self) -> int:
-        """Slots of the pages that live requests hold; partly filled pages count whole. Cached pages that no
-        request holds do not count: they can be evicted at any time."""
+        """Slots of all pages that requests hold, including the unused slots of a page. Cached pages that no
+        request holds are not included: they can be evicted at any time."""
         return (self._allocator.capacity - self.available) * self.page_size
 
     # --- a request's life ---------------------------------------------------------------------
@@ -70,7 +70,7 @@ class KVManager:
         assert req.tokens
         known = len(req.tokens) if max_cached is None else max_cached + self._cache.ahead
         req.pages, req.lock = self._cache.match(req.tokens[:known])
-        if req.hold:  # another engine gets the pages, the draft layer's too
+        if req.hold:  # another engine gets the pages, so they need entries of the draft layer
             missing = [not self._drafted[page] for page in req.pages] + [True]
             known = missing.index(True) * self.page_size + self._cache.ahead
             req.pages, req.lock = self._cache.match(req.tokens[:known])
@@ -81,8 +81,8 @@ class KVManager:
         self._see_behind(req, range(len(req.pages)))
 
     def reserve(self, req: Request, length: int) -> bool:
-        """Makes the request's pages cover `length` slots, evicting from the prefix cache if need be.
-        False, and nothing changed, if there are not enough."""
+        """Allocates pages so that the request's pages cover `length` slots. Evicts from the prefix cache if
+        necessary. If there are not enough pages, returns False and changes nothing."""
         need = -(-length // self.page_size) - len(req.pages)
         if need <= 0:
             return True
@@ -100,8 +100,8 @@ class KVManager:
         return True
 
     def commit(self, req: Request, n: int) -> None:
-        """Marks the next n slots as true. The caller has appended their tokens and one more: a slot is
-        identified by its token and the one after it."""
+        """Marks the next n slots as final. The caller has appended their tokens and one more: the key of a
+        slot is its token and the next one."""
         committed = req.committed + n
         assert n >= 0
         assert committed <= len(req.pages) * self.page_size, "committed more than was reserved"
@@ -109,7 +109,7 @@ class KVManager:
         req.committed = committed
 
     def extended(self, req: Request) -> None:
-        """Marks everything committed as seen by the draft layer."""
+        """The draft layer has run over everything committed."""
         size, lag = self.page_size, self._lag
         first, end = (req.draft_to - lag) // size, (req.committed - lag) // size
         if first < end:
@@ -118,8 +118,8 @@ class KVManager:
         req.draft_to = req.committed
 
     def received(self, req: Request, length: int) -> None:
-        """Marks the first `length` slots as true for the target and for the draft layer: they came from
-        another engine. None of the request's own have been computed yet."""
+        """The first `length` slots came from another engine, with entries of the target and the draft layer.
+        The request has not computed any slots itself yet."""
         assert req.draft_to == max(req.committed, req.draft_from)
         for page in req.pages[req.committed // self.page_size : length // self.page_size]:
             self._drafted[page] = 1
@@ -127,18 +127,18 @@ class KVManager:
         req.draft_to = max(req.draft_to, length)
 
     def begin_to_keep(self, req: Request) -> None:
-        """From now on the drafter keeps what it needs to catch up. It will never see what it has missed."""
+        """From now on the drafter keeps hidden states to catch up later. Positions so far are skipped."""
         if req.deferred:
             req.draft_from = req.draft_to = self.pages_for(req.committed) * self.page_size
 
     def skip_drafts(self, req: Request) -> None:
-        """Called before the draft layer catches up. If it is behind by more than its window, the earlier
-        positions are skipped: it will never see them."""
+        """Called before the draft layer catches up. If it is behind by more than its window, positions before
+        the window are skipped."""
         if req.committed - req.draft_to > self._window:
             req.draft_from = req.draft_to = self.pages_for(req.committed - self._window) * self.page_size
 
     def _see_behind(self, req: Request, numbers: Sequence[int]) -> None:
-        """Moves the draft layer's view behind the last of these pages without draft entries."""
+        """Moves `draft_from` to the end of the last of these pages that has no draft entries, if any."""
         for i in reversed(numbers):
             if i * self.page_size < req.draft_to and not self._drafted[req.pages[i]]:
                 req.draft_from = max(req.draft_from, (i + 1) * self.page_size)
@@ -146,13 +146,12 @@ class KVManager:
                 return
 
     def send(self, req: Request) -> tuple[int, Sequence[int]]:
-        """The pages that the executor does not know yet, after the number of the first of them. It knows them
-        from now on."""
+        """(index of the first, pages) that have not been sent to the executor yet. Marks them as sent."""
         first, req.sent_pages = req.sent_pages, len(req.pages)
         return first, req.pages[first:] if first < req.sent_pages else ()
 
     def trim(self, req: Request, length: int) -> None:
-        """Releases the pages beyond the first `length` slots; committed slots stay."""
+        """Frees the pages after the first `length` slots, but keeps committed slots."""
         keep = -(-(length if length > req.committed else req.committed) // self.page_size)
         if keep < len(req.pages):
             self._allocator.free(req.pages[keep:])
@@ -161,12 +160,12 @@ class KVManager:
 
     def share(self, req: Request) -> None:
         """Puts the full committed pages of the request into the prefix cache, so that others can use them.
-        Where the cache already has the same page, the request uses that one and its own is freed: same
-        tokens, same bits."""
+        If the cache already has a page for the same tokens, the request uses that page and its own is freed:
+        both have the same bits."""
         assert req.lock is not None, "shared before it was admitted"
-        # The last NextN layer is `ahead` - 1 positions behind the first: it mixes in a later token.
-        true = req.committed - (self._cache.ahead - 1)
-        full, old = true // self.page_size, req.cached // self.page_size
+        # The last NextN layer is `ahead` - 1 positions behind the first: it depends on a later token.
+        final = req.committed - (self._cache.ahead - 1)
+        full, old = final // self.page_size, req.cached // self.page_size
         if full <= old:
             return
         own = req.pages[:full]
@@ -187,8 +186,8 @@ class KVManager:
             self._see_behind(req, changed)
 
     def release(self, req: Request, share: bool = True) -> None:
-        """Ends the request's hold on its pages, whatever the reason. Its committed pages are shared, unless
-        they are in doubt; the others are freed. Its tokens stay, so it can be admitted again."""
+        """Releases the request's pages. share: its committed pages are put into the prefix cache first. All
+        others are freed. The request keeps its tokens, so it can be admitted again."""
         if share:
             self.share(req)
         self._cache.unlock(req.lock)
@@ -198,15 +197,15 @@ class KVManager:
         req.lock = None
 
     def flush(self) -> None:
-        """Drops everything from the prefix cache that no request holds."""
+        """Removes all pages from the prefix cache that no request holds."""
         self._allocator.free(self._cache.reset())
 
     # --- checks -------------------------------------------------------------------------------
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
-        """Asserts, from scratch, that each page has exactly one owner and that the locks are those of
-        `requests`. Asserts that the cached part of each request is the prefix cache's own path of the same
-        tokens. `requests`: all that are admitted and not released."""
+        """Recomputes everything and asserts: each page has exactly one owner, the locks are those of
+        `requests`, and the cached part of each request is the prefix cache's path of the same tokens.
+        `requests`: all that are admitted and not released."""
         own: list[int] = []
         for req in requests:
             assert req.lock is not None, f"{req.rid} is not admitted"

@@ -1,4 +1,4 @@
-"""A prefix cache that keeps nothing: --disable-radix-cache, and the control for tests of the other one."""
+"""A prefix cache that keeps nothing: for --disable-radix-cache, and as a reference in tests of the other."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from nextn.kvcache.base import Match, PrefixCache
 
-_NOTHING = object()  # the only handle: it covers no page
+_NOTHING = object()  # the only handle; it covers no page
 
 
 class NaiveCache(PrefixCache):
     def __init__(self) -> None:
-        self.evictable, self.ahead = 0, 1  # of no account: it knows no page
+        self.evictable, self.ahead = 0, 1  # `ahead` has no meaning here
         self._locks = 0
 
     def knows(self, length: int) -> int:

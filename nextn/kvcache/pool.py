@@ -1,8 +1,8 @@
-"""The KV pool: one tensor for every layer of the target and of the NextN modules.
+"""The KV pool: one tensor for all layers of the target and of the NextN modules.
 
-[layers, slots, width]; a `CacheLayout` says what the elements of an entry are. The drafter's cache is simply
-the last layers, under the same page table. Slot = page * page_size + offset; page 0 belongs to nobody and
-takes the writes of padding rows.
+Its shape is [layers, slots, width]. A `CacheLayout` defines the elements of an entry. The drafter's cache is
+the last layers, with the same page table. Slot = page * page_size + offset. Page 0 belongs to no request;
+padding rows write there.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class KVPool:
         device: torch.device,
         memory: Callable[[int], Tensor] | None = None,
     ) -> None:
-        """memory: returns n bytes of zeros to use, uint8 on the device."""
-        # Zeros, not empty: a masked slot is multiplied by 0, and 0 * NaN is NaN.
+        """memory: a function that allocates n bytes of zeros, uint8 on the device."""
+        # Zeros, not uninitialised: a masked slot is multiplied by 0, and 0 * NaN is NaN.
         shape = layers, pages * page_size, layout.width
         if memory is None:
             self.data = torch.zeros(shape, dtype=dtype, device=device)
@@ -38,7 +38,7 @@ class KVPool:
         self.page_size, self.layout = page_size, layout
 
     def layer(self, index: int) -> Any:
-        """The layout's view of a layer: for MLA [slots, width]."""
+        """A layer, in the layout's view: for MLA [slots, width]."""
         return self.layout.view(self.data[index])
 
     def slot(self, pages: Sequence[int], at: int) -> int:
@@ -46,7 +46,7 @@ class KVPool:
         return pages[at // self.page_size] * self.page_size + at % self.page_size
 
     def move(self, source: Sequence[int], target: Sequence[int], layers: int) -> None:
-        """Copies entries between slots in the first `layers` layers; reads all before it writes any."""
+        """Copies entries between slots in the first `layers` layers. Reads all of them before it writes."""
         index = torch.tensor([source, target], device=self.data.device)
         self.data[:layers].index_copy_(1, index[1], self.data[:layers].index_select(1, index[0]))
 
@@ -59,7 +59,7 @@ class KVPool:
             rows.copy_(self._rows[:, list(pages)])
 
     def write(self, pages: Sequence[int], data: Tensor) -> None:
-        """Fills pages with what `read` copied."""
+        """Fills pages with data from `read`."""
         rows = data.view(len(data), len(pages), -1)
         if self.data.device.type == "cpu":  # twice as fast as torch's index_copy_
             self._rows.view(torch.uint8).numpy()[:, list(pages)] = rows.view(torch.uint8).numpy()

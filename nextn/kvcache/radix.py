@@ -1,6 +1,6 @@
-"""The radix prefix cache: a compressed tree of pages, known by their tokens and the `ahead` after each.
+"""The radix prefix cache: a compressed tree of pages. The key of a page has `ahead` tokens after the page.
 
-A node holds a run of pages; its children go on from there. With page_size P, a node of m pages has
+A node holds consecutive pages, and its children continue after them. With page_size P, a node of m pages has
 m * P + ahead tokens: its last `ahead` tokens are also the first of each child, and the children of a node
 differ somewhere in their first P + ahead tokens.
 
@@ -8,8 +8,8 @@ differ somewhere in their first P + ahead tokens.
                 root ── [a b c] page 7 ──┬── [c d e f g] pages 3 9
                                          └── [c d x]     page 4
 
-A lock is a count on every node from the handle to the root, so an unlocked node has only unlocked
-nodes below it, and whatever is unlocked can be evicted, leaf by leaf.
+A lock increases a count in every node from the handle to the root. So below an unlocked node all nodes are
+unlocked, and all unlocked nodes can be evicted, leaf by leaf.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Node:
 
 
 class RadixCache(PrefixCache):
-    """Costs: match and insert O(tokens); lock and unlock O(nodes on the path); evict O(pages + log(nodes)),
+    """Times: match and insert O(tokens); lock and unlock O(nodes on the path); evict O(pages + log(nodes)),
     amortized over the uses since an entry was queued."""
 
     def __init__(self, page_size: int, ahead: int = 1) -> None:
@@ -46,9 +46,9 @@ class RadixCache(PrefixCache):
         self._time = 0
         self._nodes = 0  # ever made
         self._root = Node(0, None, [], [], 0)
-        # Leaves to evict, (time, number, node), the least recent first. Lazy: an entry may be older
-        # than its node's last use, and its node may be locked or a leaf no more; `evict` sorts that
-        # out. Every unlocked leaf has exactly one entry, no node has two (`queued`).
+        # Leaves to evict, (time, number, node), the least recent first. Updated lazily: an entry may be
+        # older than its node's last use, and its node may be locked or no longer a leaf; `evict` handles
+        # this. Every unlocked leaf has exactly one entry, no node has two (`queued`).
         self._queue: list[tuple[int, int, Node]] = []
 
     def knows(self, length: int) -> int:
@@ -118,8 +118,8 @@ class RadixCache(PrefixCache):
         return tuple(tokens[start : start + self.page_size + self.ahead])
 
     def _descend(self, tokens: list[int], count: int) -> tuple[Node, list[int]]:
-        """Follows the first `count` pages of `tokens` as far as they are held, marks them used, and
-        makes a node end where they end: (that node, their pages)."""
+        """Follows the first `count` pages of `tokens` as far as they are cached, and marks them as used.
+        Splits a node if they end inside it. Returns (the node at whose end they end, their pages)."""
         self._time += 1
         node = self._root
         pages: list[int] = []
@@ -137,7 +137,7 @@ class RadixCache(PrefixCache):
         return node, pages
 
     def _shared(self, node: Node, tokens: list[int], start: int, max_pages: int) -> int:
-        """How many of the node's pages equal those of tokens[start:]; the first one does."""
+        """How many of the node's first pages have the same keys as tokens[start:]; at least one."""
         size, own, ahead = self.page_size, node.tokens, self.ahead
         n = min(len(node.pages), max_pages)
         if tokens[start : start + n * size + ahead] == own[: n * size + ahead]:
@@ -157,8 +157,9 @@ class RadixCache(PrefixCache):
         return node
 
     def _split(self, node: Node, n: int) -> Node:
-        """Cuts the first n pages off into a new node above and returns that. `node` keeps the end, so
-        every handle to it covers what it did, and every lock on it passes through the new node."""
+        """Moves the first n pages of a node into a new parent node and returns the parent. `node` keeps the
+        other pages, so handles to it cover the same pages as before, and its locks also count in the parent.
+        """
         parent = node.parent
         assert parent is not None
         assert 0 < n < len(node.pages)

@@ -1,15 +1,15 @@
-"""The ragged batch of one forward pass: which tokens, where they stand, which cache slots they see.
+"""The ragged batch of one forward pass: its tokens, their positions, and the cache slots they attend to.
 
-`PackedBatch` is the one layout, of plain int32 arrays, for every backend: the native kernels read them where
-they are, `on` makes tensors of them for the ops (`nextn.ops.base.Spans` says what each array is). Worked
-example, page_size 4: request A is at position 5 (pages [7, 2]), request B is fed its first two tokens (page
-[9]), and request C has a tree, a root at position 2 and two drafts x and y after it (pages [4, 6]). T is
-padded from 6 to 8:
+`PackedBatch` is the layout for all backends, in plain int32 arrays. The native kernels read these arrays
+directly; `on` turns them into tensors for the ops (`nextn.ops.base.Spans` describes each array). Worked
+example, page_size 4: request A is at position 5 (pages [7, 2]), request B has its first two tokens in this
+step (page [9]), request C has a tree, a root at position 2 and two drafts x and y after it (pages [4, 6]).
+The rows are padded from 6 to 8:
 
     row         0    1   2    3   4   5    6  7
     tokens      a5   b0  b1   c2  x   y    0  0
     positions   5    0   1    2   3   3    0  0
-    slots       9    36  37   18  19  24   0  0       page 0 belongs to nobody
+    slots       9    36  37   18  19  24   0  0       page 0 belongs to no request
     span_of     0    1   1    2   2   2    3  3       the padding is one more span
     cu_paths    6    6   6    6   7   9    11 11 11   of row t: table[cu_paths[t] : cu_paths[t + 1]]
 
@@ -19,8 +19,8 @@ padded from 6 to 8:
     cu_rows     0  1  3  6  8                         rows of span s: cu_rows[s] .. cu_rows[s + 1]
     table       0 | 7 2 | 9 | 4 6 | 18 | 18 19 | 18 24
 
-The nodes of a tree lie in slots one after another, in the order they were made, and each sees its own
-ancestors and nothing else: y sees positions 0 and 1 in page 4, then its path, slots 18 and 24.
+The nodes of a tree are in consecutive slots, in the order in which they were made. Each node attends to the
+tokens before the tree and to its own path: y to positions 0 and 1 in page 4, then to slots 18 and 24.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ from nextn.ops.gather import is_long
 
 @dataclass(slots=True)  # frozen ones take three times as long to make, and every step makes many
 class Span:
-    """A run of tokens of one request at positions start, start + 1, ..., or, with `paths`, nodes of a tree:
-    paths[i] are the slots of row i's positions start, start + 1, ..., counted from the request's slot
-    `start`, its own the last."""
+    """Tokens of one request at positions start, start + 1, ..., or, with `paths`, nodes of a tree: paths[i]
+    are the slots of row i's positions start, start + 1, ..., counted from the request's slot `start`. The
+    last of them is the row's own slot."""
 
     tokens: Sequence[int]
     start: int
-    pages: Sequence[int]  # page table; covers all slots that are named
+    pages: Sequence[int]  # page table; covers all slots of the span
     paths: Sequence[Sequence[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T rows, the first `rows` of them real, as the layers want them. tokens, positions, slots: [T]."""
+    """The batch for torch layers: T rows, of which the first `rows` are not padding. tokens, positions,
+    slots: [T]."""
 
     rows: int
     tokens: Tensor
@@ -63,21 +64,21 @@ class Batch:
 
 
 class PackedBatch:
-    """The layout on the host; every span has at least one token.
+    """The layout on the host. Every span has at least one token.
 
     token_ids, starts, page_at, cu_rows, cu_paths, table: the arrays of the worked example, without padding;
-    cu_paths is None where no span is a tree. rows: of the spans. total: with padding. tokens: if given,
-    [rows] int32 on the device, instead of token_ids.
+    cu_paths is None if no span is a tree. rows: number of rows of the spans. total: with padding. tokens: if
+    set, [rows] int32 on the device, used instead of token_ids.
     """
 
     tokens: Tensor | None = None
 
     def __init__(self, spans: Sequence[Span], page_size: int, total: int | None = None) -> None:
-        """total: rows with padding, at least those of the spans; by default no padding."""
+        """total: number of rows with padding; by default no padding."""
         token_ids, starts, page_at = array("i"), array("i"), array("i")
         cu_rows, table = array("i", (0,)), array("i", (0,))
         trees = False
-        for span in spans:  # once for every request and step: as little as can be
+        for span in spans:  # runs for every request in every step, so it does as little as possible
             token_ids.extend(span.tokens)
             cu_rows.append(len(token_ids))
             starts.append(span.start)
@@ -92,7 +93,7 @@ class PackedBatch:
 
     @cached_property
     def packed(self) -> Tensor:
-        """All of it, with padding, in one array: int32, on the CPU."""
+        """All arrays, with padding, in one int32 tensor on the CPU."""
         rows, total, count, page_size = self.rows, self.total, len(self.spans), self.page_size
         packed = np.zeros(packed_size(total, len(self.table)), dtype=np.int32)
         tokens, positions, slots, span_of, starts, page_at, cu_rows, cu_paths, table = _fields(packed, total)
@@ -103,7 +104,7 @@ class PackedBatch:
             cu_paths[: rows + 1], cu_paths[rows + 1 :] = self.cu_paths, self.cu_paths[-1]
         span_of[:] = np.repeat(np.arange(total), np.diff(cu_rows))
         path = np.diff(cu_paths)
-        after = np.where(path, path - 1, np.arange(total) - cu_rows[span_of])  # the span's start
+        after = np.where(path, path - 1, np.arange(total) - cu_rows[span_of])  # positions after span start
         positions[:rows] = (starts[span_of] + after)[:rows]
         page = table[page_at[span_of] + positions // page_size]
         slots[:] = np.where(path, table[cu_paths[1:] - 1], page * page_size + positions % page_size)
@@ -111,14 +112,14 @@ class PackedBatch:
 
     @cached_property
     def longest(self) -> int:
-        """No row sees more positions."""
+        """The largest number of positions that a row attends to."""
         if not self.rows:
             return 0
         return int(self.packed[self.total : self.total + self.rows].max()) + 1
 
     def on(self, numbers: Tensor, longest: int | None = None) -> Batch:
-        """As the layers want it, with `packed` or room for it on the device; padding rows are rows like the
-        others. longest: see Spans."""
+        """The batch for the layers. numbers: `packed` on the device. Padding rows are treated like others.
+        longest: see Spans."""
         tokens, positions, slots, span_of, starts, page_at, cu_rows, cu_paths, table = _fields(
             numbers, self.total
         )
@@ -130,12 +131,12 @@ class PackedBatch:
 
 
 def packed_size(total: int, table: int) -> int:
-    """Numbers of a packed batch of `total` rows with such a table."""
+    """How many numbers a packed batch has. table: length of its `table`."""
     return 8 * total + 2 + table
 
 
 def _fields(packed: Any, total: int) -> Iterator[Any]:
-    """tokens, positions, slots, span_of, starts, page_at, cu_rows, cu_paths, table of a packed batch."""
+    """The arrays tokens, positions, slots, span_of, starts, page_at, cu_rows, cu_paths and table."""
     at = 0
     for n in (*[total] * 6, total + 1, total + 1, len(packed) - packed_size(total, 0)):
         yield packed[at : at + n]
@@ -143,7 +144,7 @@ def _fields(packed: Any, total: int) -> Iterator[Any]:
 
 
 def _paths(spans: Sequence[Span], page_size: int, table: array[int]) -> array[int]:
-    """Appends every row's path to the table -> cu_paths."""
+    """Appends the path of every row to the table. Returns cu_paths."""
     cu_paths = array("i", (len(table),))
     for span in spans:
         for path in [()] * len(span.tokens) if span.paths is None else span.paths:
@@ -156,8 +157,8 @@ def _paths(spans: Sequence[Span], page_size: int, table: array[int]) -> array[in
 def build_batch(
     spans: Sequence[Span], page_size: int, device: torch.device, prompts_apart: bool = False
 ) -> Batch:
-    """The batch for plain torch: padded to ROW_ALIGN, and int64, as its indices are. prompts_apart: the rows
-    of long spans go the naive way."""
+    """The batch for plain torch: padded to ROW_ALIGN, and int64, as torch wants indices. prompts_apart: rows
+    of long spans use the naive form of attention."""
     counts = [len(span.tokens) for span in spans]
     packed = PackedBatch(spans, page_size, align(sum(counts)))
     prompts = None

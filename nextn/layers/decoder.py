@@ -1,7 +1,7 @@
-"""One decoder layer: attention and feed-forward, each behind a norm and a residual.
+"""One decoder layer: attention and feed-forward, each with a norm before it and a residual connection.
 
-What each adds to the residual stream is added by the norm that reads the stream next: where outputs are split
-over ranks, they are gathered before that.
+The next norm that reads the residual stream adds their outputs to it. If outputs are split over ranks, they
+are gathered before that.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class DecoderLayer:
     def forward(
         self, x: Tensor, added: Sequence[Addend], batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor
     ) -> tuple[Tensor, Sequence[Addend]]:
-        """x [T, C] f32, the residual stream, and what is still to be added to it -> both after the layer.
-        Writes the batch's entries to `cache`, the pool's layer."""
+        """x [T, C] f32 is the residual stream, `added` the terms not yet added to it. Returns both after the
+        layer. Writes the batch's entries to `cache`, a layer of the pool."""
         eps = self.cfg.rms_norm_eps
         x, normed = self.ops.add_norm(x, added, self.attention_norm, eps)
         attended = self.attention.forward(normed, batch, cos, sin, cache)

@@ -1,11 +1,11 @@
 """Multi-head latent attention (arXiv 2405.04434) over the paged latent cache.
 
 Shapes: T rows, C hidden, H heads, R kv_lora_rank, P rope width, N nope width, V value width.
-What is cached per token is [latent after its norm (R) | rotated key (P)]. The key half of kv_b_proj is
-folded into the query, its value half into the output, so every query (prompt, decode, verify) meets
-the cache in one and the same form, the absorbed one: that is what makes a token's bits independent of
-how it got there. The naive form, which expands keys and values, takes fewer operations for long prompts;
-it serves them where --prefill-attention naive asks for it. Of several ranks each has some heads.
+The cache entry of a token is [latent after its norm (R) | rotated key (P)]. The key half of kv_b_proj is
+folded into the query, its value half into the output (the absorbed form). All queries (prompt, decode,
+verify) use this form. So the bits of a token do not depend on which of these steps computed it. The
+naive form, which expands keys and values, takes fewer operations for long prompts;
+--prefill-attention naive uses it for them. With several ranks, each has some of the heads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nextn.layers.sharing import Sharing
 from nextn.ops.fp8 import Weight
 from nextn.ops.rotary import rotate
 
-# Of the two norms inside MLA. DeepSeek's code and transformers' leave it at this whatever rms_norm_eps says.
+# For the two norms inside MLA. DeepSeek's code and transformers use it for every value of rms_norm_eps.
 LATENT_NORM_EPS = 1e-6
 
 
@@ -37,13 +37,13 @@ class MLA:
             self.q_norm = empty(cfg.q_lora_rank)
             self.q_up = matrix(h * (nope + rope), cfg.q_lora_rank)
         self.kv_norm = empty(rank)
-        self.kv_up = empty(h, nope + value, rank)  # always plain: one half is read along its rows
+        self.kv_up = empty(h, nope + value, rank)  # never in FP8 blocks: one half is read along its rows
         self.key_up = self.kv_up[:, :nope]  # [H, N, R]
         self.value_up = self.kv_up[:, nope:].transpose(1, 2)  # [H, R, V]
         self.out = matrix(len(self.hidden.own), self.values.n)
 
     def targets(self, prefix: str) -> dict[str, Weight]:
-        """Checkpoint name -> where that tensor goes. prefix: of the decoder layer."""
+        """Checkpoint name -> the weight that this tensor fills. prefix: the decoder layer's name."""
         names = self.cfg.names
         found: dict[str, Weight] = {
             names.kv_down: self.down[self.q_in :],
@@ -58,7 +58,7 @@ class MLA:
         return {prefix + name: tensor for name, tensor in found.items()}
 
     def forward(self, x: Tensor, batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor) -> Tensor:
-        """x [T, C], cos and sin [T, P / 2], cache [slots, R + P] of this layer -> [T, C] f32."""
+        """x [T, C], cos and sin [T, P / 2], cache [slots, R + P], this layer's -> [T, C] f32."""
         cfg, ops, rank = self.cfg, self.ops, self.cfg.kv_lora_rank
         q, latent = ops.linear(x, self.down).split((self.q_in, rank + cfg.qk_rope_head_dim), dim=-1)
         entries = cache, batch.slots, latent, self.kv_norm, LATENT_NORM_EPS, cos, sin

@@ -1,6 +1,6 @@
 """The two feed-forward blocks: dense SwiGLU, and DeepSeek-V3's mixture of experts.
 
-Shapes: T rows, C hidden, I inner width, E experts. Of several ranks each has some of the inner
+Shapes: T rows, C hidden, I inner width, E experts. With several ranks, each has some of the inner
 columns of every `gate_up` and some of the hidden columns of every `down`.
 """
 
@@ -18,7 +18,7 @@ from nextn.ops.fp8 import Weight
 
 
 class MLP:
-    """block: its prefix in a checkpoint, behind the decoder layer's."""
+    """block: its name in a checkpoint, after the decoder layer's name."""
 
     def __init__(self, sharing: Sharing, block: str, inner: int) -> None:
         self.cfg, self.ops, self.block = sharing.cfg, sharing.ops, block
@@ -27,7 +27,7 @@ class MLP:
         self.down = sharing.matrix(len(self.hidden.own), inner)
 
     def targets(self, prefix: str) -> dict[str, Weight]:
-        """Checkpoint name -> where that tensor goes. prefix: of the decoder layer."""
+        """Checkpoint name -> the weight that this tensor fills. prefix: the decoder layer's name."""
         names, at, inner = self.cfg.names, prefix + self.block, len(self.inner.own)
         return {
             at + names.gate: self.gate_up[:inner],
@@ -36,21 +36,21 @@ class MLP:
         }
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-        """x [T, C] -> what the residual stream grows by: some [T, C] f32, to be added in their order."""
+        """x [T, C] -> terms to add to the residual stream, in this order, each [T, C] f32."""
         return self.hidden.wholes(self.part(x))
 
     def part(self, x: Tensor) -> Tensor:
-        """Of this the rank's columns."""
+        """The rank's columns of the result of `forward`."""
         return self.ops.swiglu_mlp(x, self.gate_up, self.down, inner=self.inner)
 
 
 class MoE:
-    """Routed experts plus the shared ones (arXiv 2412.19437, 2.1.2)."""
+    """Routed and shared experts (arXiv 2412.19437, 2.1.2)."""
 
     def __init__(
         self, sharing: Sharing, held: Sequence[int] | None = None, slices: Sharing | None = None
     ) -> None:
-        """held: the routed experts that are here, by default all. slices: what they are cut by, if not by
+        """held: the routed experts of this rank, by default all. slices: how ranks split them, if not as in
         `sharing`."""
         self.cfg, self.ops, cfg, empty = sharing.cfg, sharing.ops, sharing.cfg, sharing.empty
         self.fp8_rows = sharing.fp8_rows
@@ -83,9 +83,9 @@ class MoE:
         return found
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Addend, ...]:
-        """As `MLP.forward`: of the shared experts, if there are some, and of the routed ones."""
+        """As `MLP.forward`: a term for the shared experts, if there are some, and one for the routed ones."""
         (ids, weights), s = self.route(x), self.shared
-        taken = self.ops.fp8_rows(x) if self.fp8_rows else x  # by the routed experts
+        taken = self.ops.fp8_rows(x) if self.fp8_rows else x  # the input of the routed experts
         if s is not None and self.hidden.is_whole and self.inner.is_whole and s.inner.is_whole:
             if self.fp8_rows:
                 return s.part(x), Mixture(self.results(taken, ids[: batch.rows]), weights)
@@ -105,7 +105,7 @@ class MoE:
         )  # fmt: skip
 
     def results(self, x: Tensor, ids: Tensor) -> Tensor:
-        """Of experts that are here, by their place in `held`: ids [R, K], of the first R rows -> [R, K, the
-        rank's columns]."""
+        """The results of this rank's experts. ids [R, K]: for the first R rows, indices into `held`. Returns
+        [R, K, the rank's columns]."""
         runs = self.ops.dispatch(ids, len(self.held))
         return self.ops.experts(x, runs, self.gate_up, self.down, inner=self.inner)

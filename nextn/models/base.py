@@ -1,4 +1,4 @@
-"""What the engine asks of a model: hidden states over a paged cache, logits, and a drafter's step."""
+"""The contract of a model: hidden states over a paged cache, logits, and the NextN layer's pass."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ class Model(Protocol):
 
     @property
     def nextn_layers(self) -> int:
-        """How many NextN modules were loaded. Module k's entries are in layer num_hidden_layers + k of the
-        pool."""
+        """Number of NextN modules that were loaded. Entries of module k are in the pool's layer
+        num_hidden_layers + k."""
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights held, NextN modules included."""
+        """Bytes of all weights, including NextN modules."""
 
     @property
     def cache_layout(self) -> CacheLayout:
-        """What the KV cache holds of a token in each layer."""
+        """The layout of a token's entry in a layer of the KV cache."""
 
     def batch(self, spans: Sequence[Span], page_size: int) -> Any:
-        """The spans laid out one after another, as `forward` and `draft` want them. T rows: those of the
-        spans, padded to a multiple of row_align."""
+        """The batch for `forward` and `draft`: the spans one after another. T rows: those of the spans,
+        padded to a multiple of row_align."""
 
-    # What the next four return may be written over by the next call of the same one.
+    # The result of each of the next four methods may be overwritten by the next call of the same method.
 
     def forward(self, batch: Any, pool: KVPool) -> Tensor:
-        """Runs the target over the batch and writes its KV entries. Returns hidden [T, C], normed."""
+        """Runs the target over the batch and writes its KV entries. Returns hidden [T, C], after the norm."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, C], N a multiple of row_align -> [N, vocab] f32."""
 
     def draft_logits(self, hidden: Tensor) -> Tensor:
-        """The same of the drafter's head: the target's, or one with coarser weights, or of some tokens
-        only; -infinity for the others. May share its memory with `logits`."""
+        """The same with the drafter's head. This is the target's head, or one with coarser weights, or one
+        for some tokens only (-infinity for the others). May share its memory with `logits`."""
 
     def draft(self, batch: Any, hidden: Tensor, pool: KVPool, layer: int = 0) -> Tensor:
-        """A step of NextN module `layer`. The batch's tokens are those AFTER the rows' positions, hidden
-        [T, C] the states at them. Writes the module's own KV entries. Returns [T, C], to be put into
+        """A pass of NextN module `layer`. The tokens of the batch are those AFTER the rows' positions; hidden
+        [T, C] has the states at the positions. Writes the module's KV entries. Returns [T, C], the input of
         `draft_logits`."""
 
 
 class Chain(NamedTuple):
-    """A chain of guesses to draft. span: of the batch, it goes on from its last row. draw: of the first
-    guess; the position counts up. cut: may the cutoff end it?"""
+    """A chain to draft. span: index of a span of the batch; the chain begins after its last row. draw: of the
+    first guess; its position increases by 1 for each further guess. cut: whether the cutoff applies."""
 
     span: int
     draw: DrawParams
@@ -70,7 +70,7 @@ class Chain(NamedTuple):
 
 
 class ChainsRequest(NamedTuple):
-    """batch: of committed positions, whose states are hidden[rows]. chains: after some of its spans."""
+    """batch: committed positions; their states are hidden[rows]. chains: to draft after some of its spans."""
 
     batch: Any
     hidden: Tensor
@@ -79,21 +79,22 @@ class ChainsRequest(NamedTuple):
     cutoff: Cutoff | None
 
 
-# What a model may have besides. The first two give the drafts of `nextn.speculative.mtp.MTPDrafter`'s loop,
-# sooner.
+# Optional abilities of a model. The first two give the same drafts as the loop of
+# `nextn.speculative.mtp.MTPDrafter`, faster.
 
 
 @runtime_checkable
 class ChainDrafter(Protocol):
     def draft_chains(self, request: ChainsRequest, pool: KVPool) -> tuple[list[Draft], Sequence[int]]:
-        """`draft` by NextN module 0 over the batch; then the chains, each guess chosen from `draft_logits` by
-        its draw and put through `draft`, one position on, for the next. Chains end by
-        `nextn.cutoff.CutChains`. Returns the drafts and the rows of each pass after the first."""
+        """Runs `draft` of NextN module 0 over the batch, and then drafts the chains. Each guess is chosen
+        from `draft_logits` by its draw; `draft` then runs over it for the next one. `nextn.cutoff.CutChains`
+        ends chains. Returns the drafts and the rows of each pass after the first."""
 
 
 @runtime_checkable
 class DeviceChoice(Protocol):
-    """A model on a device that the host need not wait for. Batches have `tokens` for guesses; row_align 1."""
+    """A model whose guesses stay on the device, so the host does not wait. Its batches take `tokens` from the
+    device, and row_align is 1."""
 
     def best_draft(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """`nextn.ops.base.Ops.best_token` of `draft_logits(hidden)`. The results stay on the device."""
@@ -102,25 +103,25 @@ class DeviceChoice(Protocol):
 @runtime_checkable
 class CountsExperts(Protocol):
     def expert_counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """How often rows chose each expert since the start, int64, in layers of the target that have experts
-        and in those of NextN modules: [layers, experts] of each. Of several ranks with the same rows only the
+        """How often rows have chosen each expert since the start: int64 [layers, experts], for the target's
+        layers with experts and for those of NextN modules. Of several ranks with the same rows, only the
         first counts."""
 
 
 @runtime_checkable
 class Chooser(Protocol):
-    """A model whose head may be split among ranks: they tell each other less of a choice than of logits."""
+    """A model that can choose tokens. If ranks share its head, they exchange fewer bytes than for logits."""
 
     def choices(self, hidden: Tensor, whole: int, draws: Sequence[DrawParams]) -> tuple[Tensor, list[int]]:
-        """hidden [N, C] -> the logits of the first `whole` rows, as `logits` has them, and of the others the
-        tokens that `draws` ask for, as `nextn.ops.base.Draw` has them."""
+        """hidden [N, C] -> for the first `whole` rows their logits, as from `logits`; for the other rows the
+        tokens that `draws` choose, as from `nextn.ops.base.Draw`."""
 
 
 def take(model: Model, rows: Tensor, index: list[int]) -> Tensor:
-    """rows[index], padded with row 0 to as many rows as the model wants."""
+    """rows[index], padded with row 0 to a multiple of the model's row_align."""
     padded = index + [0] * (align(len(index), model.row_align) - len(index))
     if padded == list(range(rows.shape[0])):
         return rows
-    # Pinned, for the copy not to wait until the device has done what it was given.
+    # Pinned memory, so that the copy does not wait until the device has finished its work.
     places = torch.tensor(padded, pin_memory=rows.is_cuda)
     return rows.index_select(0, places.to(rows.device, non_blocking=True))

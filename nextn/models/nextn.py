@@ -1,9 +1,9 @@
-"""A NextN (MTP) module: from a hidden state and the token after it, the token after that.
+"""A NextN (MTP) module: from the hidden state at position i and token i + 1, it predicts token i + 2.
 
 x_i = eh_proj([enorm(embed(t_{i+1})) | hnorm(h_i)]), one decoder layer at position i, then
-shared_head.norm (arXiv 2412.19437, 2.2; which half is first says the family's MTPSpec). h_i is the
-target's hidden state after its final norm, or, when drafts are chained, this module's own output, which
-is taken after shared_head.norm. Embedding and head are the target's.
+shared_head.norm (arXiv 2412.19437, 2.2; the family's MTPSpec says which half is first). h_i is the
+target's hidden state after its final norm. For further drafts it is this module's own output, after
+shared_head.norm. The module uses the target's embedding and head.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NextN:
     def forward(
         self, hidden: Tensor, rows: Tensor | None, batch: Batch, tables: Tables, cache: Tensor
     ) -> Tensor:
-        """States [T, C], all of `hidden` or its `rows`, and the tokens one position further -> [T, C]."""
+        """States [T, C] (`hidden` or its `rows`) and the tokens at the next positions -> [T, C]."""
         eps, norms, spec = self.cfg.rms_norm_eps, (self.enorm, self.hnorm), self.spec
         halves = hidden, rows, norms, eps, spec.embedding_first, spec.masks_first
         both, cos, sin = self.ops.embed_beside(batch.tokens, batch.positions, tables, *halves)

@@ -1,5 +1,5 @@
-"""The target and its NextN modules, of every family: their attention is MLA or GQA, their feed-forward blocks
-dense or DeepSeek-V3's experts. Arithmetic only; loading is `nextn.models.loader`."""
+"""The target and its NextN modules in plain torch, for all families. Attention is MLA or GQA, feed-forward
+blocks are dense or DeepSeek-V3's experts. Arithmetic only; `nextn.models.loader` loads the weights."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from nextn.ops.fp8 import Fp8Matrix, Weight
 class TorchModel:
     """Weights are uninitialised until every entry of `targets()` has been filled, by `place`.
 
-    The residual stream is f32, whatever dtype the weights, the cache and hidden states have.
+    The residual stream is f32. Weights, cache and hidden states may have another dtype.
 
-    naive_prompts: long spans are attended to in MLA's naive form. draft_tokens: those that may be drafted.
-    group: of ranks that share the products out (`nextn.layers.sharing`). All make the model, and then run the
-    same passes over the same batches; hidden states, logits and the cache are whole on each. experts: the
-    target's routed experts are shared by all groups of a world. Then all call `forward` together, those that
-    have nothing to do with an empty batch; the rest of a step is a group's own. blocks: decoder layers that
+    naive_prompts: long spans use MLA's naive form. draft_tokens: the tokens that may be drafted. group: the
+    ranks that split the products (`nextn.layers.sharing`). All ranks make the model and run the same passes
+    over the same batches; each has the whole hidden states, logits and cache. experts: the target's routed
+    experts are shared by all groups of a world. Then all groups call `forward` together, those without rows
+    with an empty batch; the rest of a step is separate for each group. blocks: decoder layers that
     are held in e4m3 blocks, see `nextn.models.fp8.block_layers`. fp8_rows: see `Sharing`. Raises
-    ValueError where the model's heads or experts cannot be shared.
+    ValueError if the model's heads or experts cannot be split.
     """
 
     row_align = ROW_ALIGN
@@ -104,14 +104,14 @@ class TorchModel:
         return found
 
     def rows(self) -> dict[str, range]:
-        """Checkpoint name -> which rows of that tensor its target takes, of those that ranks share out."""
+        """Checkpoint name -> the rows of this tensor that this rank loads, for tensors that ranks split."""
         found = self.sharing.rows(expected_tensors(self.config, self.nextn_layers), self.vocabulary)
         for moe in self.parallel:
             found |= moe.rows()
         return found
 
     def expert_counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of experts that a world shares, and of no NextN module's."""
+        """Only of experts that a world shares, which NextN modules' are not."""
         none = np.zeros((0, self.config.n_routed_experts or 0), np.int64)
         own = [moe.counts for moe in self.parallel]
         return torch.stack(own).cpu().numpy() if own else none, none

@@ -12,7 +12,7 @@ from nextn.request import SamplingParams
 
 
 class SampledRequest(Protocol):
-    """A request, as whoever chooses its tokens sees it."""
+    """The fields of a request on which the choice of its tokens depends."""
 
     @property
     def params(self) -> SamplingParams: ...
@@ -21,21 +21,21 @@ class SampledRequest(Protocol):
     @property
     def num_prompt(self) -> int: ...
     @property
-    def end_ids(self) -> frozenset[int]: ...  # what ends it; forbidden before min_tokens
+    def end_ids(self) -> frozenset[int]: ...  # end tokens; forbidden before min_tokens
     @property
     def grammar(self) -> GrammarCursor | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one choice depends on besides its logits. The token chosen becomes number `index`."""
+    """What the choice of one token depends on, besides its logits. The token gets the position `index`."""
 
     params: SamplingParams
     tokens: Sequence[int]  # committed tokens of the request
-    path: Sequence[int]  # drafts assumed accepted after them
+    path: Sequence[int]  # drafts after these, assumed to be accepted
     num_prompt: int
     end_ids: frozenset[int]
-    allowed: Allowed | None = None  # by the request's grammar; None: everything
+    allowed: Allowed | None = None  # tokens that the request's grammar allows; None: all
 
     @property
     def index(self) -> int:
@@ -49,8 +49,8 @@ class Choice:
 def choice_after(
     request: SampledRequest, new: Sequence[int], path: Sequence[int], params: SamplingParams
 ) -> Choice:
-    """new: tokens that were committed after `history`; the grammar is at the last of them. path: guesses
-    after these."""
+    """new: tokens committed after `history`; the grammar has been advanced over them. path: guesses after
+    these."""
     allowed = None if request.grammar is None else request.grammar.allowed(path)
     return Choice(params, request.history, (*new, *path), request.num_prompt, request.end_ids, allowed)
 

@@ -1,7 +1,7 @@
-"""Gumbel noise as a function of (seed, stream, position, token id): the same wherever it is asked for.
+"""Gumbel noise as a function of (seed, stream, position, token id), and of nothing else.
 
-From `nextn.ops.philox`, whose places are token ids. Its `use` is 0 for the one choice of
-`nextn.sampling.sampler`; nextn.sampling.draws has the others.
+It is made from the random numbers of `nextn.ops.philox`, one for each token id. Their `use` is 0 for the
+choices of `nextn.sampling.sampler`; `nextn.sampling.draws` has the other values.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def gumbel_noise(
 
 
 def places(vocab_size: int) -> int:
-    """How many uniform numbers the noise of so many token ids is made from: sixteen at a time, so that rows
-    stay whole vectors and `log` has no tail that depends on the row."""
+    """Number of uniform random numbers for this vocabulary: a multiple of sixteen, so that every row is whole
+    vectors, and `log` treats all its elements in the same way."""
     return -(-vocab_size // 16) * 16
 
 
 def gumbel(uniform: Tensor, vocab_size: int) -> Tensor:
-    """[N, places(vocab_size)] f64, which is written over -> [N, vocab_size] f32."""
+    """[N, places(vocab_size)] f64, which is overwritten -> [N, vocab_size] f32."""
     return uniform.log_().neg_().log_().neg_().float()[:, :vocab_size]

@@ -1,9 +1,9 @@
-"""The one place where a token is chosen: plain decode, verification and drafting all come here.
+"""The one place where a token is chosen. Plain decode, verification and drafting all use it.
 
-token_i = argmax(filter(logits_i) / T + G(seed, stream, i, .)), T < 1e-5: argmax(filter(logits_i)).
+token_i = argmax(filter(logits_i) / T + G(seed, stream, i, .)), and for T < 1e-5: argmax(filter(logits_i)).
 
-It depends on the tokens before i, the sampling parameters and i; not on drafts, batch or chunking. Where a
-logit is NaN or +infinity there is no choice: NO_TOKEN.
+A choice depends on the tokens before i, the sampling parameters and i. It does not depend on drafts, batch or
+chunking. If a logit is NaN or +infinity, no token can be chosen, and the result is NO_TOKEN.
 
 The drafter draws with the same noise (common random numbers), which keeps its guesses close to the
 target's choices at any temperature.
@@ -35,14 +35,14 @@ def draw(logits: Tensor, draws: Sequence[DrawParams], confidence: list[float] | 
     _perturb_random(logits, draws)
     tokens = best_tokens(logits)
     if confidence is not None:
-        _, ahead = best_token(logits)  # which writes over the logits
+        _, lead = best_token(logits)  # overwrites the logits
         scales = [d.temperature if d.temperature >= GREEDY_BELOW else 1.0 for d in draws]
-        confidence += (ahead * torch.tensor(scales, device=ahead.device)).tolist()
+        confidence += (lead * torch.tensor(scales, device=lead.device)).tolist()
     return tokens
 
 
 def best_tokens(logits: Tensor) -> list[int]:
-    """The argmax of each row; NO_TOKEN where that is not finite, as it is wherever a logit is NaN."""
+    """The argmax of each row, or NO_TOKEN if its logit is not finite. It is NaN if any logit is NaN."""
     picked = logits.argmax(dim=-1, keepdim=True)
     finite = logits.gather(1, picked).abs() < math.inf
     tokens: list[int] = torch.where(finite, picked, NO_TOKEN)[:, 0].tolist()
@@ -50,9 +50,9 @@ def best_tokens(logits: Tensor) -> list[int]:
 
 
 def rank(logits: Tensor, choices: Sequence[Choice], k: int) -> list[list[tuple[int, float]]]:
-    """As `choose`, the k best of each, best first, with the log-softmax of what they are best in: noise that
-    the target will see too says more about its choice than the probabilities before the noise. That is
-    -infinity of a token that may not be chosen, and NaN of all of them where there is no choice."""
+    """Like `choose`, but the k best tokens of each choice, best first, with the log-softmax of the logits
+    after the noise. The target uses the same noise, so these values predict its choice better than
+    probabilities without noise. -infinity for a forbidden token; all NaN if no token can be chosen."""
     logits = logits[: len(choices)]
     apply_penalties(logits, choices)
     _perturb_random(logits, [c.draw for c in choices])
@@ -61,16 +61,16 @@ def rank(logits: Tensor, choices: Sequence[Choice], k: int) -> list[list[tuple[i
 
 
 def choose(logits: Tensor, choices: Sequence[Choice], draw: Draw = draw) -> list[int]:
-    """logits [N or more, V] f32 (padding rows at the end are ignored; rows may be written over) ->
-    N token ids."""
+    """logits [N or more, V] f32 -> N token ids. Padding rows at the end are ignored. Logits may be
+    overwritten."""
     logits = logits[: len(choices)]
     apply_penalties(logits, choices)
     return draw(logits, [c.draw for c in choices])
 
 
 def probabilities(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
-    """As `choose`, the chance of each token to be chosen, [N, V] f32: softmax(filter(logits / T)), or all of
-    it on the best token where the choice is greedy. Zeros where there is no choice."""
+    """For the choices of `choose`, the probability of each token, [N, V] f32: softmax(filter(logits / T)), or
+    1 for the best token if the choice is greedy. All zeros if no token can be chosen."""
     logits = logits[: len(choices)]
     apply_penalties(logits, choices)
     draws = [c.draw for c in choices]
@@ -81,12 +81,12 @@ def probabilities(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
         rows = torch.tensor(random, device=logits.device)
         scaled = scaled_logits(logits.index_select(0, rows), [draws[i] for i in random])
         soft = scaled.softmax(dim=-1)
-        chances.index_copy_(0, rows, soft.masked_fill_(soft[:, :1].isnan(), 0.0))  # it is NaN all along
+        chances.index_copy_(0, rows, soft.masked_fill_(soft[:, :1].isnan(), 0.0))  # then the row is all NaN
     return chances
 
 
 def _perturb_random(logits: Tensor, draws: Sequence[DrawParams]) -> None:
-    """Of the rows that are sampled: filter(logits / T) + noise, in place."""
+    """Replaces sampled rows by filter(logits / T) + noise, in place."""
     random = [i for i, d in enumerate(draws) if d.temperature >= GREEDY_BELOW]
     if random:
         rows = torch.tensor(random, device=logits.device)

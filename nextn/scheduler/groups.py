@@ -1,10 +1,10 @@
-"""Requests that came together with one prompt: what one of them computes of it, the others take.
+"""Requests with the same prompt that arrived together: one of them computes the prompt, the others reuse it.
 
     first:    | prompt, computed and scored ........ | its output
     another:    waits ..................... | cached | the last tokens | its output
 
-The pages come from the prefix cache. Without one, two things are shared: the log-probabilities, and the
-answer to requests that want nothing else.
+The pages come from the prefix cache. Without a prefix cache, only log-probabilities are shared. Requests that
+want nothing else end together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def leave(req: Request) -> None:
 
 
 def waits(req: Request, kv: KVManager) -> bool:
-    """Is another of the group, which runs, computing what the request can take from it afterwards?"""
+    """Whether another request of the group runs and computes pages that this one can reuse later."""
     if req.group is None:
         return False
     shareable = kv.shareable(req.num_prompt)
@@ -42,13 +42,12 @@ def waits(req: Request, kv: KVManager) -> bool:
 
 
 def ends_with(req: Request) -> list[Request]:
-    """Of the others in the group those that wait and that end, as the request does, when the prompt has been
-    read."""
+    """The other requests of the group that wait and that, like this one, end when the prompt is computed."""
     if req.group is None or not only_reads(req):
         return []
     return [m for m in req.group.members if m.lock is None and only_reads(m)]
 
 
 def only_reads(req: Request) -> bool:
-    """Does it end when its prompt has been read?"""
+    """Whether it ends when its prompt has been computed."""
     return req.limit == req.num_prompt

@@ -1,4 +1,4 @@
-"""What is true of a scheduler's requests between two steps."""
+"""Checks of a scheduler's requests between two steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def check_requests(
     waiting: Sequence[Request],
     fetching: Iterable[Request],
 ) -> None:
-    """AssertionError for one that is in a wrong place, or in none."""
+    """AssertionError if a request is in a wrong list, or in none."""
     assert {r.rid for r in (*running, *waiting, *fetching)} == set(by_rid)
     assert sorted(running, key=rank) == list(running)
     assert sorted(waiting, key=rank) == list(waiting)

@@ -1,5 +1,5 @@
-"""A step's plan and its result: what the scheduler asks for and what the executor answers. Plain data, which
-may cross to another process: what a request has had before is the executor's to know (`States`)."""
+"""A step's plan, from the scheduler to the executor, and its result, back. Plain data, which may be sent to
+another process. A plan has only what is new: the executor keeps the state of each request (`States`)."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from nextn.speculative.work import StepWork
 
 
 class States(Protocol):
-    """What an executor knows of requests between steps, in the order of these calls."""
+    """The requests whose state an executor keeps between steps."""
 
     def add(self, state: RequestState) -> None:
         """Steps may have spans of this request from now on. The executor keeps and changes the state."""
 
     def drop(self, rid: str) -> None:
-        """The request has ended, or lost its pages and will be added again. No step has a span of it any
-        more."""
+        """The request has ended, or has lost its pages and will be added again. No later step has a span of
+        it."""
 
 
 @dataclass(slots=True)
 class SpanPlan:
     """A span, one request's part of a step: `known` committed tokens, at positions start, start + 1, ..., and
-    after them the nodes of `draft`, in slots of the numbers that follow.
+    after them the nodes of `draft`, in the slots after those.
 
-    chooses: the committed tokens end in this span, so the target chooses after the root and after
-    every draft. Otherwise it is a part of a prompt.
-    pages: the request's, from number `first_page` on; those before are as they were in its last span. They
-    cover everything that this step may write, next drafts included.
-    scores: which of the tokens, of a prompt whose log-probabilities are wanted: of the token after each.
-    extend: the drafter takes in the span's true positions now; else see `Plan.keep`.
-    ahead: planned before the result of the request's last span was read. The executor goes on from where that
-    span leaves the request: `start` is its root's position, `draft` what that span proposed, cut to
-    `most_drafts` nodes and to the room that is left. If it ended there, this span has no rows. The scheduler
-    fills both in once it knows them, for itself alone.
+    chooses: the span contains the last committed token, so the target chooses a token after the root and
+    after every draft. Otherwise the span is a prompt chunk.
+    pages: the request's page table from index `first_page` on. Earlier entries are unchanged since its last
+    span. The pages cover everything that this step may write, including the next drafts.
+    scores: indices of prompt tokens; the log-probability of the token after each of them is wanted.
+    extend: the draft layer runs over the span's committed positions in this step; if not, see `Plan.keep`.
+    ahead: planned before the result of the request's last span was read. The executor continues after that
+    span: `start` becomes the root's position, `draft` the draft that the last span proposed, cut to
+    `most_drafts` nodes and to the tokens left. If the request ended there, this span has no rows. The
+    scheduler fills in `start` and `draft` later, for its own use.
     """
 
     rid: str
@@ -49,7 +49,7 @@ class SpanPlan:
     chooses: bool
     first_page: int
     pages: Sequence[int]
-    num_steps: int  # depth of the draft wanted for the next step
+    num_steps: int  # depth of the draft to make for the next step
     scores: range = range(0)
     extend: bool = True
     draft_from: int = 0  # first position that the drafter sees, at the beginning of a page
@@ -59,19 +59,19 @@ class SpanPlan:
 
     @property
     def end(self) -> int:
-        """No position before it is left to compute, if all drafts hold."""
+        """The position after the span, if all drafts are accepted."""
         return self.start + self.known + self.draft.depth
 
     @property
     def drafts(self) -> int:
-        """Nodes of the draft, at most."""
+        """Maximum number of nodes of the draft."""
         return self.most_drafts or len(self.draft.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """cutoff: None where it cuts no span's draft. keep: of spans that do not extend, the drafter keeps what
-    it needs to take them in later; without it, it never sees their positions, nor those it kept so far."""
+    """cutoff: None if it applies to no span. keep: the drafter keeps the hidden states of spans that do not
+    extend, so that it can run over them later. Otherwise it also drops those that it has kept so far."""
 
     spans: Sequence[SpanPlan]
     cutoff: Cutoff | None = None
@@ -80,10 +80,10 @@ class Plan:
 
 @dataclass(slots=True)
 class SpanResult:
-    """tokens: what the step commits, [accepted drafts ..., bonus]; empty for a part of a prompt.
-    draft: the proposal for the next step. logprobs: of `tokens`, None if not wanted. prompt_logprobs: one
-    for each of the span's `scores`. ended: the span's grammar is complete. error: why the request ends after
-    `tokens`, of which there may be none then."""
+    """tokens: what the step commits, [accepted drafts ..., bonus]; empty for a prompt chunk.
+    draft: the draft for the next step. logprobs: of `tokens`, None if not wanted. prompt_logprobs: one
+    for each of the span's `scores`. ended: the request's grammar is complete. error: why the request ends
+    after `tokens`, which may be empty then."""
 
     tokens: list[int]
     draft: Draft
@@ -95,12 +95,12 @@ class SpanResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """spans: one for each of the plan's, in its order. work: what ran; None: the executor does not tell."""
+    """spans: one for each of the plan's, in its order. work: what the step computed; None: unknown."""
 
     spans: Sequence[SpanResult]
     work: StepWork | None = None
 
     @property
     def ran(self) -> bool:
-        """Had it rows? Not where all of its requests had ended in the step before."""
+        """Whether the step had rows. It has none if all its requests ended in the step before."""
         return bool(self.spans) and (self.work is None or self.work.rows > 0)

@@ -1,8 +1,8 @@
-"""How much of a step prompts may take: by tokens of the budget and, where others wait for the step's end, by
-what it costs. Pure.
+"""How many tokens of a step prompts may use: limited by the token budget and, if other requests wait for the
+end of the step, by its predicted time.
 
-A budget's token is a row of the model's layers. Log-probabilities that are wanted of a prompt, and attention
-over a long context, count as so many rows more.
+A token of the budget is one row of the model's layers. Requested log-probabilities of a prompt, and attention
+over a long context, count as additional rows.
 """
 
 from __future__ import annotations
@@ -15,48 +15,47 @@ from nextn.scheduler.plan import SpanPlan
 from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.work import StepWork
 
-# Prompts may make a step of requests that decode this many times as long, two thirds of it are then theirs;
-# or longer, where more prompts wait than requests decode: then each has as much of the time as any other.
+# If requests decode, prompts may make a step this many times as long; two thirds of it are then for prompts.
+# It may be longer if more prompts wait than requests decode: then each has the same part of the time.
 SLOWER = 3.0
-# So many times where log-probabilities of a prompt are wanted: they are for evaluation, nobody waits for a
-# first token. Beside them a whole request, its own prompt included, then takes less than twice its time.
+# The same if log-probabilities of a prompt are wanted. They are for evaluation: no user waits for a first
+# token. A request beside them, with its own prompt, then takes less than twice its usual time.
 SCORED = 1.5
-# After a request decoded beside prompts, others like it are expected for so many steps that prompts have part
-# in. Steps of prompts alone are short then, so that nobody waits for the end of one for long.
+# After a request decoded beside prompts, others are expected during this number of steps with prompts. During
+# these, steps with prompts only are short, so that a new request does not wait long.
 WHILE = 64
-SMOOTHING = 0.1  # weight of the latest step in the running ratio of what steps take to their cost
-BOUNDS = (0.25, 4.0)  # of one step's ratio: one that was held up must not decide
-EVERY = 8  # of steps without prompts, one after another, one in so many is looked at
+SMOOTHING = 0.1  # weight of the latest step in the moving average of measured time over predicted time
+BOUNDS = (0.25, 4.0)  # limits for one step's ratio, so that one interrupted step does not decide
+EVERY = 8  # of consecutive steps without prompts, one in this number is measured
 
 
 class PromptBudget:
     def __init__(
         self, tokens: int, score: float = 0.0, context: float = 0.0, cost: StepCost | None = None
     ) -> None:
-        """tokens: of a step. score: what the log-probability of a prompt's token costs, in rows. context:
-        what each position costs that a row attends to. cost: of steps, None where it is not known."""
+        """tokens: budget of a step. score: cost of a prompt token's log-probability, in rows. context: cost
+        of each position that a row attends to, in rows. cost: predicts step times; None: unknown."""
         self.tokens, self.score, self.context, self.cost = tokens, score, context, cost
-        # What is left for prompts while requests decode, and what prompts alone get where others are
-        # expected. A prompt with no more tokens left is short: it need not wait for longer ones.
+        # Reserved for prompts while requests decode, and the budget of steps with prompts only while other
+        # requests are expected. A prompt with at most this number of tokens left is short.
         self.eighth = tokens // 8
-        # What steps without prompts ([0]) and with prompts ([1]) took, in times their cost: the host's work
-        # and attention make a difference.
+        # Measured time over predicted time, of steps without prompts ([0]) and with prompts ([1]).
         self._ratios = [1.0, 1.0]
         self._last = StepWork(0)
-        self._others = 0  # steps for which others are expected to wait
+        self._others = 0  # number of next steps in which other requests are expected
         self._plain = 0  # steps since the last one with prompts
 
     def took(self, spans: Sequence[SpanPlan], work: StepWork, seconds: float) -> None:
-        """A step has run."""
+        """Called after a step."""
         requests, prompts = work.requests, 0
-        if work.rows > requests + work.drafts:  # a prompt's last part chooses, and is no request that decodes
+        if work.rows > requests + work.drafts:  # a prompt's last chunk chooses, but does not decode
             parts = [s for s in spans if s.known > 1 or not s.chooses]
             requests -= sum(s.chooses for s in parts)
             prompts = sum(self.taken(s.start, s.known, len(s.scores)) for s in parts)
         self.note(requests, prompts, work, seconds)
 
     def note(self, requests: int, prompts: float, work: StepWork, seconds: float) -> None:
-        """A step of so many requests that decode, and of prompts that took so much of the budget."""
+        """Called after a step. requests: number that decoded. prompts: budget that prompts used."""
         if self.cost is None or not requests:
             return
         self._last = work
@@ -72,10 +71,10 @@ class PromptBudget:
         self._ratios[kind] += SMOOTHING * (ratio - self._ratios[kind])
 
     def share(self, requests: int, prompts: int, scored: bool = False) -> int:
-        """What so many prompts may take of the next step, beside so many requests that decode: half of the
-        budget, or as much as the time of the step allows; at least 1. Where none decode, all of it, or an
-        eighth if some are expected. scored: log-probabilities of one of the prompts are wanted. To be called
-        for every step that prompts may have part in."""
+        """The budget for `prompts` prompts in the next step, beside `requests` decoding requests: half of the
+        whole budget, or less if the step would take too long; at least 1. If no request decodes: all of it,
+        or an eighth if others are expected. scored: log-probabilities of one of the prompts are wanted. Call
+        it for every step that may contain prompts."""
         self._others = WHILE if requests else max(0, self._others - 1)
         if not requests:
             return max(1, self.eighth // (1 + scored)) if self._others else self.tokens
@@ -89,8 +88,8 @@ class PromptBudget:
         return max(1, bisect_right(range(half + 1), limit, key=lambda m: cost.rows(requests, m)) - 1)
 
     def affordable(self, budget: float, start: int, unscored: int | None) -> int:
-        """How many tokens from position `start` on the budget is enough for. unscored: the first position
-        whose log-probability is wanted."""
+        """How many tokens from position `start` on the budget allows. unscored: the first position whose
+        log-probability is wanted."""
         context = self.context * (self._others > 0)
         each = 1.0 + context * start
         if unscored is not None and unscored < start + budget / each:
@@ -100,6 +99,6 @@ class PromptBudget:
         return int(2.0 * budget / (each + root))
 
     def taken(self, start: int, tokens: int, scores: int) -> int:
-        """What a chunk of a prompt takes of the budget. Attention counts where others wait."""
+        """The part of the budget that a prompt chunk uses. Attention is included if other requests wait."""
         attention = self.context * (self._others > 0) * tokens * (start + tokens / 2)
         return tokens + math.ceil(self.score * scores + attention)

@@ -1,4 +1,4 @@
-"""The requests that wait: in what order, and who of them is next. Pure."""
+"""The order of waiting requests, and which of them is next."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nextn.kvcache.manager import KVManager
 from nextn.request import PromptGroup, Request
 from nextn.scheduler import groups
 
-MANY = 64  # prompts: more of them change nothing, any budget is enough for less
+MANY = 64  # largest count of prompts; a larger one would not change a budget
 
 
 def rank(req: Request) -> tuple[int, int]:
@@ -16,14 +16,14 @@ def rank(req: Request) -> tuple[int, int]:
 
 
 def left(req: Request) -> int:
-    """Tokens that it computes before it decodes, or less where the cache is still to be asked."""
+    """Tokens to compute before it decodes. The prefix cache, which is looked up later, may have some."""
     return len(req.tokens) - req.committed
 
 
 def next_in_line(waiting: Sequence[Request], kv: KVManager, max_left: int | None) -> Request | None:
-    """The first that does not wait for another of its group. That one runs, so others go ahead of those that
-    wait only until its prompt is complete. max_left: of the first one's priority, and with at
-    most so many tokens left; None: any."""
+    """The first request that does not wait for another of its group. That other one runs, so requests are
+    overtaken only until its prompt is complete. max_left: only a request with the first one's priority and
+    at most this number of tokens left; None: any."""
     held: set[PromptGroup | None] = set()
     for req in waiting:
         if max_left is not None and req.priority < waiting[0].priority:
@@ -37,6 +37,6 @@ def next_in_line(waiting: Sequence[Request], kv: KVManager, max_left: int | None
 
 
 def count_prompts(prefilling: Sequence[Request], waiting: Sequence[Request]) -> int:
-    """How many different prompts are under way or wait; many count as MANY."""
+    """Number of different prompts that run or wait, at most MANY."""
     some = (*prefilling, *waiting[:MANY])
     return min(MANY, len({req.rid if req.group is None else id(req.group) for req in some}))

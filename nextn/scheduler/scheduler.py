@@ -1,14 +1,13 @@
-"""Who goes next: admission, chunked prefill, drafts under the token budget, retraction.
+"""Decides which requests run next: admission, chunked prefill, drafts under the token budget, retraction.
 
-Pure Python over `KVManager`; `plan` decides, `commit` books what came out. Every request in a step
-extends by one span of tokens: a prompt chunk, or its root and its drafts.
+Pure Python, with a `KVManager` for the pages. `plan` decides about the next step, `commit` applies its
+result. In a step, every request has one span of tokens: a prompt chunk, or its root and its drafts.
 
-A plan may be made before the result of the last one is known (`nextn.scheduler.under_way`): requests go on
-from wherever that leaves them. What cannot be decided without it waits: who is retracted, and whether the
-drafter begins or ends to take part.
+A plan may be made before the result of the previous one is known (`nextn.scheduler.under_way`). Two decisions
+wait for that result: which request is retracted, and whether drafts are switched on or off.
 
-Order everywhere: higher priority first, then older first. The last in that order is the one that is
-retracted when pages run out, so the first always gets on, and no two requests can starve each other.
+The order of requests is always: higher priority first, then older first. When pages run out, the last request
+in this order is retracted. So the first one always makes progress, and requests cannot starve each other.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ class Scheduler:
         shape: Shape = Shape(),  # noqa: B008
         auto: DepthController | None = None,
     ) -> None:
-        """states: the executor's. num_steps: depth of a draft where a request asks for none of its own; 0:
-        nothing can draft. With `auto` it is the most, and `auto` says how much of it."""
+        """states: of the executor. num_steps: draft depth of requests that do not set their own; 0: there is
+        no drafter. With `auto` it is the maximum, and `auto` decides the depth."""
         self.kv, self.states = kv, states
         self.prompts, self.token_budget, self.max_running = prompts, prompts.tokens, max_running
         self.depth, self.shape = Depth(num_steps, auto), shape
@@ -62,11 +61,11 @@ class Scheduler:
         self.running: list[Request] = []  # sorted by rank
         self.by_rid: dict[str, Request] = {}
         self.transfers = Transfers(kv)
-        self._asking = 0  # of those that run, how many the controller does not decide about
-        self._kept = False  # did the last step's plan keep?
-        self._blocked: str | None = None  # who waits for pages, and others behind it
+        self._num_fixed = 0  # number of running requests whose draft depth is not automatic
+        self._kept = False  # `keep` of the last plan
+        self._blocked: str | None = None  # the request that waits for pages; those behind it wait too
         self._under_way = UnderWay(self.shape)
-        # Of the step that is committed: how many requests went so far, see `SpecStats.add`.
+        # During a commit: how many requests had each outcome, see `SpecStats.add`.
         self._decoded: dict[tuple[int, int, int], int] = {}
         self.stats = EngineStats(total_tokens=kv.total_tokens)
 
@@ -76,14 +75,14 @@ class Scheduler:
         assert req.rid not in self.by_rid
         self.by_rid[req.rid] = req
         stops = frozenset(req.params.stop_token_ids)
-        # One set for all requests, as a rule: each one's own would come from memory again in every step.
+        # Usually one set for all requests: separate sets would be fetched from memory again in every step.
         req.end_ids = stops if req.params.ignore_eos else self.eos_ids | stops if stops else self.eos_ids
         self.depth.enter(req)
         groups.enter(req)
         bisect.insort(self.waiting, req, key=rank)
 
     def abort(self, rid: str) -> bool:
-        """Drops a request and frees its pages. False if there is none of that id."""
+        """Drops a request and frees its pages. False if there is no request with this id."""
         req = self.by_rid.pop(rid, None)
         if req is None:
             return False
@@ -96,19 +95,20 @@ class Scheduler:
         return True
 
     def _stop(self, req: Request, share: bool = True) -> None:
-        """It runs no more and has no pages. share: the prefix cache may have what it committed."""
+        """Stops running the request and releases its pages. share: its committed pages are put into the
+        prefix cache."""
         self._leave_steps(req)
         self.kv.release(req, share)
 
     def _leave_steps(self, req: Request) -> None:
         self.running.remove(req)
         self._under_way.leave(req)
-        self._asking -= not req.automatic
+        self._num_fixed -= not req.automatic
         self.states.drop(req.rid)
 
     def _join_steps(self, req: Request) -> None:
         bisect.insort(self.running, req, key=rank)
-        self._asking += not req.automatic
+        self._num_fixed += not req.automatic
         tokens = list(req.tokens)
         state = RequestState(req.rid, req.params, tokens, req.num_prompt, req.limit, req.end_ids, req.grammar)
         self.states.add(state)
@@ -116,8 +116,7 @@ class Scheduler:
     # --- plan -------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
-        """The next step; after a plan that has not been committed, without spans where its result has to be
-        known first."""
+        """The next step. Without spans if the result of the previous plan has to be committed first."""
         spans: list[SpanPlan] = []
         keep = self.depth.auto is not None and self.depth.auto.keeping
         under_way = self._under_way
@@ -128,14 +127,14 @@ class Scheduler:
                 self.kv.begin_to_keep(req)
         self._kept = keep
         decoding, prefilling = under_way.split(self.running)
-        # While prompts wait, an eighth of the budget is theirs, however many requests decode.
+        # While prompts wait, an eighth of the budget is reserved for them, even if many requests decode.
         share = self.prompts.eighth if prefilling or self.waiting else 0
         spare = self.token_budget - share - len(decoding)
         assert spare >= 0, "max_running leaves every running request its root"
         used = 0
         for req in decoding:
             if not req.pages:
-                continue  # retracted a moment ago to make room for an earlier one
+                continue  # retracted in this loop, to free pages for an earlier request
             if (span := self._plan_span(req, 1, spans, spare)) is not None:
                 drafts = span.drafts
                 spare -= drafts
@@ -156,13 +155,13 @@ class Scheduler:
     def _extend_all(
         self, prefilling: Sequence[Request], budget: int, spans: list[SpanPlan], max_left: int | None = None
     ) -> int:
-        """Plans parts of prompts: of requests that run, then of those that wait. The first gets one token at
-        least. max_left: tokens that they may have left; None: any number. Returns what they take of the
-        budget."""
+        """Plans prompt chunks, first of running requests, then of waiting ones. The first request gets at
+        least one token. max_left: skips requests with more prompt tokens left; None: no limit. Returns the
+        part of the budget that was used."""
         whole, planned = budget, {span.rid for span in spans}
         for req in prefilling:
-            mine = req in self.running and req.rid not in planned
-            if mine and budget > 0 and (max_left is None or self._under_way.left(req) <= max_left):
+            runs = req in self.running and req.rid not in planned
+            if runs and budget > 0 and (max_left is None or self._under_way.left(req) <= max_left):
                 budget -= self._extend(req, budget, spans, budget == whole)
         while budget > 0 and len(self.running) + len(self.transfers.fetching) < self.max_running:
             new = next_in_line(self.waiting, self.kv, max_left)
@@ -184,8 +183,8 @@ class Scheduler:
         return whole - budget
 
     def _admit(self, req: Request) -> bool:
-        """Takes the request's cached prefix if the rest of it will fit beside what runs; pages for its whole
-        prompt, too, if it fetches."""
+        """Admits a request if the pages that it will need are free besides those that running requests will
+        need. It gets its cached prefix, and pages for its whole prompt if it fetches them."""
         first = req.num_output == 0 and req.retractions == 0
         self.kv.admit(req, max_cached=self._under_way.unscored(req))
         others = (*self.running, *self.transfers.fetching.values())
@@ -201,8 +200,9 @@ class Scheduler:
         return True
 
     def fetched(self, rid: str, cached: int = 0, error: Failure | None = None) -> list[Output]:
-        """The pages of a request that was fetching have arrived, or no more will come: it goes on with those
-        there are, or ends in the error. cached: prompt tokens that the other engine found in its cache."""
+        """Called when the pages of a fetching request have arrived, or no more will arrive. The request
+        continues with those it has, or ends with the error. cached: prompt tokens that the other engine found
+        in its cache."""
         req = self.transfers.fetching[rid]
         req.queued = time.perf_counter() - req.arrived
         req.first_cached = max(req.first_cached, min(cached, req.committed))
@@ -219,15 +219,15 @@ class Scheduler:
         self.stats.cached_tokens += cached
 
     def _pages_to_come(self, req: Request) -> int:
-        """Pages that a running request will want before long: its prompt's rest and one more."""
+        """Pages that a running request will need soon: for the rest of its prompt, and one more."""
         num_steps = self.depth.most(req)
         ahead = min(len(req.tokens) + 1 + 2 * num_steps, req.limit)
         ahead += min(self._beyond, self.shape.size(num_steps) + self.shape.scratch(num_steps))
         return max(0, self.kv.pages_for(ahead) + 1 - len(req.pages))
 
     def _extend(self, req: Request, budget: int, spans: list[SpanPlan], least: int) -> int:
-        """Plans the next chunk of what is not yet in the cache, if the budget is enough for it or so many
-        tokens are granted. Returns what it takes of the budget."""
+        """Plans the next prompt chunk of a request: as many tokens as the budget allows, and at least
+        `least`. Returns the part of the budget that was used."""
         unscored, start = self._under_way.unscored(req), self._under_way.end(req)
         room = self.token_budget - sum(span.known + span.drafts for span in spans)
         n = min(max(least, self.prompts.affordable(budget, start, unscored)), room, len(req.tokens) - start)
@@ -235,12 +235,12 @@ class Scheduler:
         return 0 if span is None else self.prompts.taken(start, n, len(span.scores))
 
     def _plan_span(self, req: Request, n: int, spans: list[SpanPlan], most: int = 0) -> SpanPlan | None:
-        """Reserves the slots of a span of the next n tokens and the draft, and of the drafting after it, and
-        plans the span. most: nodes of its draft. When pages run out, the last in order is retracted; None if
-        that was this request itself, or if what is under way ends it or has to be known first."""
+        """Plans a span of the next n tokens and the draft, and reserves slots for them and for the drafting
+        afterwards. most: maximum nodes of the draft. When pages run out, the last request in order is
+        retracted. None if that was this request, or if its last span ends it or must be committed first."""
         under_way, depth, limit = self._under_way, self.depth, req.limit
         last, draft = under_way.of(req), NO_DRAFT
-        if ahead := last is not None and last.chooses:  # what follows are bounds
+        if ahead := last is not None and last.chooses:  # then the following numbers are upper bounds
             most = under_way.most_drafts(last, req, most)
         else:
             draft = req.draft if last is None else draft
@@ -286,7 +286,7 @@ class Scheduler:
         return span
 
     def _retract(self, req: Request) -> None:
-        """Gives its pages back, keeps its tokens; it resumes later with the same text."""
+        """Releases the pages of a request and keeps its tokens. It resumes later, with the same text."""
         self._stop(req)
         req.draft = NO_DRAFT
         req.retractions += 1
@@ -296,8 +296,8 @@ class Scheduler:
     # --- commit -----------------------------------------------------------------------------
 
     def commit(self, plan: Plan, result: StepResult, seconds: float | None = None) -> list[Output]:
-        """seconds: from the end of the step before to the end of this one, if they were adjacent."""
-        own = self._asking == 0  # before requests end
+        """seconds: from the end of the previous step to the end of this one, if it followed directly."""
+        all_automatic = self._num_fixed == 0  # before requests end
         outputs: list[Output] = []
         requests, drafted = self._under_way.take(plan)
         for req, span, res in zip(requests, plan.spans, result.spans, strict=True):
@@ -305,14 +305,14 @@ class Scheduler:
                 continue
             try:
                 if (out := self._commit_span(req, span, res)) is not None:
-                    alike = groups.ends_with(req) if out.finish_reason == "length" else ()
-                    outputs += [out, *[self._end_like(out, other) for other in alike]]
+                    others = groups.ends_with(req) if out.finish_reason == "length" else ()
+                    outputs += [out, *[self._end_like(out, other) for other in others]]
             except Exception as e:
                 log.exception("committing request %s failed; it ends", req.rid)
                 outputs.append(self._fail(req, failed_in("its commit", e)))
         if result.work is not None:
             if self.depth.auto is not None:
-                self.depth.auto.stepped(result.work, seconds, own, drafted)
+                self.depth.auto.stepped(result.work, seconds, all_automatic, drafted)
             if seconds is not None:
                 self.prompts.took(plan.spans, result.work, seconds)
         self.stats.steps += result.ran
@@ -354,7 +354,7 @@ class Scheduler:
         return output(req, res, taken, first, span.draft)
 
     def _end_like(self, out: Output, req: Request) -> Output:
-        """Ends a request that waits with the output of another that has the same prompt."""
+        """Ends a waiting request with the output of another request that has the same prompt."""
         if req.retractions == 0:
             self._begin(req, req.num_prompt)
         self.waiting.remove(req)
@@ -378,19 +378,19 @@ class Scheduler:
         self.stats.finished += 1
 
     def _fail(self, req: Request, error: Failure) -> Output:
-        """Ends a request amid whose commit something was raised."""
+        """Ends a request with an error: its commit raised an exception, or its pages did not arrive."""
         if req.rid in self.by_rid:
             self._end(req, share=False)
         return output(req, SpanResult([], NO_DRAFT, error=error), (0, "error", None), first=False)
 
-    # --- looking in -------------------------------------------------------------------------
+    # --- queries and checks -----------------------------------------------------------------
 
     def has_work(self) -> bool:
-        """Are there requests that have not ended?"""
+        """Whether there are requests that have not ended."""
         return bool(self.by_rid)
 
     def must_step(self) -> bool:
-        """Are there some that are not waiting for pages to arrive?"""
+        """Whether there are requests that do not only wait for pages to arrive."""
         return bool(self.running or self.waiting)
 
     def snapshot(self) -> EngineStats:
@@ -405,6 +405,6 @@ class Scheduler:
         self.kv.check_integrity([*self.running, *self.transfers])
         check_requests(self.by_rid, self.running, self.waiting, self.transfers.fetching.values())
         assert len(self.running) <= self.max_running
-        assert self._asking == sum(not r.automatic for r in self.running)
+        assert self._num_fixed == sum(not r.automatic for r in self.running)
         for r in self.running:
             assert len(r.draft) <= (MAX_DRAFTS if r.draft.forced else self.shape.size(self.depth.most(r)))

@@ -1,8 +1,8 @@
-"""Requests whose pages are under way between two engines (docs/disaggregation.md). Pure bookkeeping over
-`KVManager`: what moves the bytes is in `nextn.disaggregation`.
+"""Requests whose pages are transferred between two engines (docs/disaggregation.md). Only bookkeeping, with
+`KVManager`: `nextn.disaggregation` moves the bytes.
 
-    fetching:  admitted, with pages for the whole prompt, which arrive; in no step yet
-    held:      ended, with pages that another engine still wants; in no step any more
+    fetching:  admitted, has pages for the whole prompt, whose data arrives; not in a step yet
+    held:      ended, has pages that another engine still needs; no longer in a step
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from nextn.request import Request
 
 
 def sent_slots(prompt: int, nextn_layers: int, page_size: int) -> int:
-    """Slots of a prompt of so many tokens that another engine computes: all but the last token's, which
-    chooses. The last of several NextN layers is behind the first one by a token for each, and goes on at the
-    beginning of a page.
+    """Number of slots of a prompt of `prompt` tokens that another engine computes: all but the last token's,
+    after which this engine chooses. With several NextN layers, the last layer is some tokens behind the
+    first; then the number is rounded down to whole pages.
 
     >>> sent_slots(40, 1, 16), sent_slots(40, 2, 16)
     (39, 32)
@@ -37,13 +37,13 @@ class Transfers:
         return len(self.fetching) + len(self.held)
 
     def __iter__(self) -> Iterator[Request]:
-        """All of them: they have pages."""
+        """All requests of both kinds; all of them have pages."""
         yield from self.fetching.values()
         yield from self.held.values()
 
     def begin(self, req: Request) -> None:
-        """It has pages, which can be written from now on."""
-        req.fetch = False  # should it lose them later, it computes its prompt itself
+        """The request has pages, which can be written from now on."""
+        req.fetch = False  # if it loses its pages later, it computes its prompt itself
         self.fetching[req.rid] = req
         self._begun.append(req)
 
@@ -53,20 +53,20 @@ class Transfers:
         return [req for req in found if self.fetching.get(req.rid) is req]
 
     def arrived(self, rid: str, slots: int) -> None:
-        """The first so many slots are true, for the target and for the draft layer."""
+        """The first `slots` slots have arrived, with entries of the target and of the draft layer."""
         self._kv.received(self.fetching[rid], slots)
 
     def hold(self, req: Request) -> None:
-        """It has ended, and keeps its pages until `release`."""
+        """The request has ended, and keeps its pages until `release`."""
         assert req.rid not in self.held
         self.held[req.rid] = req
 
     def release(self, rid: str) -> None:
-        """Nobody needs its pages any more: they are as those of any request that has ended."""
+        """The pages of a held request are no longer needed: releases them."""
         self._kv.release(self.held.pop(rid))
 
     def give_up(self, rid: str) -> bool:
-        """Frees the pages of one that is fetching. False if there is none."""
+        """Frees the pages of a fetching request. False if there is no such request."""
         req = self.fetching.pop(rid, None)
         if req is None:
             return False

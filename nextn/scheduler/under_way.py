@@ -1,8 +1,8 @@
-"""The steps that have been planned and not committed: one while the engine waits, two for a moment.
+"""Steps that have been planned and not committed yet: one while the engine waits, and for a moment two.
 
-A plan that is made meanwhile needs to know of a request where its span begins. A part of a prompt goes on
-where the last one ends. A request that chooses in the step under way goes on from a root that nobody knows
-yet, so what can be said of its next span are bounds: it begins behind all drafts, if they all hold.
+If the next plan is made before they are committed, it has to know where the span of each request begins. A
+prompt chunk begins where the last one ends. A request that chooses tokens in an uncommitted step continues
+from a root that is not known yet. Its next span has an upper bound: all drafts are accepted.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ NO_SCORES = range(0)
 
 
 class UnderWay:
-    """Truthy while there is such a step. short: pages ran out; nothing more is planned until all is
-    committed."""
+    """Truthy if there is such a step. short: pages ran out; nothing is planned until all is committed."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
@@ -32,25 +31,25 @@ class UnderWay:
 
     @property
     def full(self) -> bool:
-        """Has the first of them to be committed before another is planned?"""
+        """Whether the first of these steps must be committed before another is planned."""
         return len(self._steps) > 1 or (self.short and bool(self._steps))
 
     def add(self, spans: Sequence[SpanPlan], by_rid: Mapping[str, Request], drafting: bool) -> None:
-        """drafting: do requests draft that leave it to the controller?"""
-        if spans:  # else nothing will be committed
+        """drafting: whether requests with automatic depth make drafts."""
+        if spans:  # otherwise nothing will be committed
             self._steps.append(([by_rid[span.rid] for span in spans], drafting))
             self._last = {span.rid: span for span in spans}
 
     def take(self, plan: Plan) -> tuple[list[Request | None], bool]:
-        """The first of them is about to be committed: its requests, None for each that left since, and what
-        `add` was told."""
+        """Removes the first step, to commit it. Returns its requests, None for each that has left since, and
+        `drafting` as passed to `add`."""
         found = self._steps.popleft() if plan.spans else ([], False)
         if not self._steps:
             self._last, self.short = {}, False
         return found
 
     def leave(self, req: Request) -> None:
-        """It runs no more: it ended, was aborted or was retracted."""
+        """The request no longer runs: it ended, was aborted or was retracted."""
         self._last.pop(req.rid, None)
         for requests, _ in self._steps:
             if req in requests:
@@ -60,7 +59,7 @@ class UnderWay:
         return self._last.get(req.rid)
 
     def split(self, running: Sequence[Request]) -> tuple[list[Request], list[Request]]:
-        """Those that will be decoding after that, and the others."""
+        """(requests that will be decoding after these steps, the others)"""
         decoding: list[Request] = []
         others: list[Request] = []
         last = self._last
@@ -70,16 +69,16 @@ class UnderWay:
         return decoding, others
 
     def end(self, req: Request) -> int:
-        """Where its next span begins, or, of a request that chooses, the furthest place."""
+        """Where its next span begins; after an uncommitted choice, the last possible position."""
         span = self._last.get(req.rid)
         return req.committed if span is None else span.end
 
     def left(self, req: Request) -> int:
-        """Tokens that it computes before it decodes, or less where the cache is still to be asked."""
+        """Tokens to compute before it decodes. The prefix cache, which is looked up later, may have some."""
         return len(req.tokens) - self.end(req)
 
     def unscored(self, req: Request) -> int | None:
-        """The first position whose logits are still wanted, and so must be computed; None: none is."""
+        """The first prompt position that must be computed for its log-probability; None: there is none."""
         if req.params.prompt_logprobs is None:
             return None
         span = self._last.get(req.rid)
@@ -87,22 +86,22 @@ class UnderWay:
         return None if scored == req.num_prompt - 1 else scored
 
     def scores(self, req: Request, start: int, end: int) -> range:
-        """Of a span of positions `start` to `end`: where the next token's logits are wanted."""
+        """For a span of positions `start` to `end`: where the next token's log-probability is wanted."""
         unscored = self.unscored(req)
         if unscored is None:
             return NO_SCORES
         return range(unscored - start, min(end, req.num_prompt - 1) - start)
 
     def most_drafts(self, span: SpanPlan, req: Request, most: int) -> int:
-        """Nodes of the draft that this span of the request proposes, at most `most`."""
+        """Maximum nodes of the draft that this span of the request proposes, at most `most`."""
         made = self._shape.size(span.num_steps) if span.num_steps else 0
-        if req.grammar is not None:  # one that leaves no choice makes drafts of its own
+        if req.grammar is not None:  # if it leaves no choice, its tokens are the draft
             made = max(made, MAX_DRAFTS)
         return made if made < most else most
 
     def resolve(self, req: Request) -> bool:
-        """The request's span before the last has been committed, so it is known where the last begins. False
-        if there is none."""
+        """Fills in the beginning of the request's last span, now that the span before it is committed. False
+        if there is no such span."""
         span = self._last.get(req.rid)
         if span is None:
             return False

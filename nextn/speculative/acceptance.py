@@ -1,8 +1,8 @@
-"""How often the guesses of each source hold, request by request. Pure.
+"""How often the guesses of each source are accepted, for each request.
 
-A source is a number: 0 for the NextN layer, n for n-grams that rest on a suffix of n tokens. Its rate is the
-share of guessed tokens that held among those that could (all before them had held). A request begins with
-the rate over all requests, and that with a prior; old guesses fade.
+A source is a number: 0 for the NextN layer, n for n-grams found by a suffix of n tokens. Its rate is the
+share of accepted tokens among the guesses that could be accepted (all before them were accepted). A request
+begins with the rate of all requests, and that rate begins with a prior. Old guesses lose weight.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 PRIORS = {0: 0.65, 2: 0.35, 3: 0.5, 4: 0.7}
-OF_PRIOR, OF_ALL = 20.0, 6.0  # guesses that they weigh
-KEPT, KEPT_OF_ALL = 0.95, 0.998  # of older guesses, at each guess
+OF_PRIOR, OF_ALL = 20.0, 6.0  # weight of the prior and of the rate of all requests, in guesses
+KEPT, KEPT_OF_ALL = 0.95, 0.998  # factor for the weight of older guesses, at each guess
 
 
 class Counts:
@@ -27,7 +27,7 @@ class Counts:
 
 
 class Acceptance:
-    """Over all requests. `own` below: one request's counts, by source."""
+    """The counts of all requests. `own`, a parameter: the counts of one request, by source."""
 
     def __init__(self) -> None:
         self._all = {source: Counts() for source in PRIORS}
@@ -37,7 +37,7 @@ class Acceptance:
         return own[source].rate(of_all, OF_ALL) if source in own else of_all
 
     def learn(self, own: dict[int, Counts], source: int, guess: Sequence[int], came: Sequence[int]) -> None:
-        """What a source guessed, verified or not, and the tokens that came."""
+        """Compares what a source guessed, verified or not, with the tokens that were committed."""
         held = 0
         while held < min(len(guess), len(came)) and guess[held] == came[held]:
             held += 1

@@ -1,13 +1,13 @@
-"""Positions that the draft layer has not seen: requests that do not draft leave it behind.
+"""Hidden states of positions over which the draft layer has not run, because the request made no drafts.
 
-Its entry at a position is a function of the target's hidden state there and of the token after it. The states
-of the last positions, a window of them, are kept until the request drafts again; then the layer is run
-over them before anything is drafted.
+The layer's entry at a position is a function of the target's hidden state there and of the next token. The
+states of a window of last positions are kept until the request drafts again. Then the layer first runs over
+these positions.
 
-A step of requests that decode is kept as a whole, in a ring with a place for each of the last steps: it costs
-one copy, however many they are, and no memory that was not there before. They take part in every step, so the
-last steps hold their last positions. A prompt's parts may lie many steps apart, so each request's last one is
-kept by itself.
+The states of decoding requests are kept for a whole step, in a ring buffer with a place for each of the last
+steps. This takes one copy per step for all requests, and no new memory. Decoding requests are in every step,
+so the last steps contain their last positions. The chunks of a prompt may be many steps apart, so the states
+of each request's last chunk are kept separately.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from nextn.layers.batch import Span
 from nextn.speculative.base import DraftSpan
 from nextn.speculative.draft_state import DraftState, Waiting
 
-PIECE = 512  # rows that are caught up in one pass
+PIECE = 512  # maximum rows of a pass that catches up
 
 
 class Owners:
-    """Whose the rows of a step are: of each request so many, one after another. Steps that follow one another
-    with the same requests share it."""
+    """Which request each row of a step belongs to. Rows of a request are consecutive. Consecutive steps with
+    the same requests share this object."""
 
     def __init__(self, states: list[DraftState], counts: Sequence[int] | None) -> None:
-        """counts: None for a row each."""
+        """counts: number of rows of each request; None: one row each."""
         self.states, self.counts = states, counts
         self._places: dict[int, range] | None = None
 
     def rows(self, state: DraftState) -> range:
-        if self._places is None:  # rarely asked for
+        if self._places is None:  # rarely needed
             self._places, at = {}, 0
             for each, count in zip(self.states, self.counts or [1] * len(self.states), strict=True):
                 self._places[id(each)] = range(at, at + count)
@@ -46,24 +46,24 @@ class Owners:
 
 
 class _Ring:
-    """The states of the last steps, each at the place that its number says."""
+    """The states of the last steps. A step with number n is at place n % steps."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self.states = torch.empty(steps, 0, 0)
-        self._addresses = list[int]()  # of each place, where rows can be moved as bytes
+        self._addresses = list[int]()  # address of each place, if rows can be copied as bytes
 
     def put(self, number: int, hidden: Tensor, rows: Sequence[int]) -> None:
-        """These rows of `hidden`."""
+        """Stores these rows of `hidden`."""
         count, at = len(rows), number % self.steps
         if self.states.shape[1] < count:
             self._widen(count, hidden)
         self.states[at, :count] = _rows_of(hidden, rows)
 
     def put_bytes(self, number: int, address: int, count: int) -> bool:
-        """So many bytes from there, once `put` has made room for as many. False: they cannot be moved so."""
+        """Copies `count` bytes from an address. `put` has made room before. False if this is not possible."""
         if self._addresses:
-            # For a few rows a call of torch takes longer than the copy.
+            # For a few rows, a call of torch takes longer than the copy itself.
             ctypes.memmove(self._addresses[number % self.steps], address, count)
         return bool(self._addresses)
 
@@ -77,7 +77,7 @@ class _Ring:
             self._addresses = [first + i * stride for i in range(self.steps)]
 
     def take(self, places: Sequence[tuple[int, range]]) -> Tensor:
-        """Of each step, by number, these rows."""
+        """Returns rows of steps: (number of the step, rows)."""
         width = self.states.shape[1]
         rows = [n % self.steps * width + row for n, each in places for row in each]
         return self.states.flatten(0, 1)[torch.tensor(rows, device=self.states.device)]
@@ -87,16 +87,16 @@ class Behind:
     def __init__(self, page_size: int) -> None:
         self._window = draft_window(page_size)
         self._ring = _Ring(self._window)
-        self._steps: deque[Owners] = deque(maxlen=self._window)  # that are in the ring
-        self._count = 0  # of all that were put into it; a step's number is how many were before it
-        self._last: Owners | None = None  # of the last one, where each has a row
-        self._waiting = set[DraftState]()  # of requests of which something is kept
+        self._steps: deque[Owners] = deque(maxlen=self._window)  # the steps in the ring
+        self._count = 0  # number of steps ever put into the ring; the first one has number 0
+        self._last: Owners | None = None  # the last step, if each request has one row in it
+        self._waiting = set[DraftState]()  # the requests of which something is kept
 
     def keep(self, hidden: Tensor, work: Sequence[DraftSpan]) -> None:
-        """Of requests that do not extend in this step. hidden: the step's states, all of them."""
+        """Keeps the states of requests that do not extend in this step. hidden: all states of the step."""
         states = [w.state for w in work]
         last = self._last
-        # The same requests with a row each: that follows from which row the last one ends with.
+        # The last row's number shows whether each of these requests has one row.
         if last is not None and last.states == states and work[-1].rows[-1] == len(work) - 1:
             self._put(hidden, last, range(len(work)))
             return
@@ -114,12 +114,12 @@ class Behind:
 
     @property
     def latest(self) -> Owners | None:
-        """Of the last step that was kept, where each request has a row; None: they have not."""
+        """The owners of the last step that was kept, if each request had one row in it."""
         return self._last
 
     def keep_again(self, owners: Owners | None, address: int, row: int) -> bool:
-        """`keep`, of the requests of the last step, with a row each again. owners: `latest` after it, if they
-        are the same. address, row: where the states begin, and the bytes of one. False: that cannot be."""
+        """A faster `keep` for the same requests as in the last step, with one row each. owners: `latest`
+        after that step. address: where the states begin. row: bytes of a row. False if it is not possible."""
         if owners is None or owners is not self._last:
             return False
         if moved := self._ring.put_bytes(self._count, address, row * len(owners.states)):
@@ -136,7 +136,7 @@ class Behind:
         self._last = owners if owners.counts is None else None
 
     def _keep_part(self, hidden: Tensor, w: DraftSpan) -> None:
-        """Of a prompt, or the first step after one that extended."""
+        """Keeps the states of a prompt chunk, or of the first step after one that extended."""
         states = _rows_of(hidden, w.rows[-self._window :])
         before = w.state.waiting
         if before is None:
@@ -146,12 +146,12 @@ class Behind:
             assert before.end == w.draft_from + w.start, f"a gap before {w.start}"
             states = torch.cat([before.states, states])
         end = w.draft_from + w.start + len(w.rows)
-        # From the next step on, where the prompt is complete.
+        # If the prompt is complete, the ring keeps the states from the next step on.
         since = self._count if w.chosen else None
         w.state.waiting = Waiting(states[-self._window :], end, since)
 
     def _take(self, w: DraftSpan) -> Tensor | None:
-        """What is kept of a request's last positions, up to those of this step; it is kept no longer."""
+        """Removes and returns the states of a request's last positions, before those of this step."""
         waiting = w.state.waiting
         if waiting is None:
             return None
@@ -165,13 +165,13 @@ class Behind:
         parts = [self._ring.take(places)] if later else []
         if waiting.end + later == w.draft_from + w.start:
             parts.insert(0, waiting.states)
-        else:  # between the part and the steps are some that are kept no longer
+        else:  # the ring no longer has the steps directly after the separately kept part
             assert self._count - since > self._window, f"a gap before {w.start}"
         return torch.cat(parts)
 
     def pieces(self, work: Sequence[DraftSpan]) -> Iterator[tuple[list[DraftSpan], list[Span], Tensor]]:
-        """What is kept of these requests, to be run over in this order: whose it is, spans, and the hidden
-        states of their rows. It is not kept any longer."""
+        """Removes and yields what is kept of these requests, in the order in which the layer must run: the
+        owner of each span, the spans, and the hidden states of their rows."""
         owners: list[DraftSpan] = []
         spans: list[Span] = []
         states: list[Tensor] = []
@@ -180,8 +180,8 @@ class Behind:
             own = self._take(w) if self._waiting else None
             if own is None:
                 continue
-            first = w.draft_from + w.start - len(own)  # of the request's own positions
-            at = max(0, len(own) - w.start)  # what the drafter will not see
+            first = w.draft_from + w.start - len(own)  # position in the request
+            at = max(0, len(own) - w.start)  # positions before the drafter's window
             while at < len(own):
                 n = min(room, len(own) - at)
                 following = w.request.history[first + at + 1 : first + at + n + 1]
@@ -204,22 +204,22 @@ class Behind:
             self._last = None
 
     def forget(self) -> None:
-        """What is kept of all requests. The next step of each may leave a gap."""
+        """Drops what is kept of all requests. After this, positions may be skipped."""
         for state in list(self._waiting):
             self.drop(state)
 
     def __len__(self) -> int:
-        """Requests of which something is kept."""
+        """Number of requests of which something is kept."""
         return len(self._waiting)
 
 
 def _count_up(rows: Sequence[int]) -> bool:
-    """Of rows in order: is none left out?"""
+    """Whether rows, which are in ascending order, have no gap."""
     return rows[-1] - rows[0] == len(rows) - 1
 
 
 def _rows_of(hidden: Tensor, rows: Sequence[int]) -> Tensor:
-    """A view where it can be."""
+    """These rows, as a view if possible."""
     if _count_up(rows):
         return hidden[rows[0] : rows[-1] + 1]
     return hidden[torch.tensor(rows, device=hidden.device)]

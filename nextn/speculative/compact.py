@@ -1,4 +1,4 @@
-"""Cache entries of accepted nodes, moved to the slots of their positions."""
+"""Moves the cache entries of accepted tree nodes to the slots of their positions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nextn.speculative.state import RequestState
 def compact(
     pool: KVPool, layers: int, states: Sequence[RequestState], accepted: Sequence[Sequence[int]]
 ) -> None:
-    """accepted: of each request the nodes of its draft. layers: the target's. In a chain entries lie there
-    already."""
+    """accepted: the accepted nodes of each request's draft. layers: number of layers of the target. Entries
+    of chains are in the right slots already."""
     source: list[int] = []
     target: list[int] = []
     for r, path in zip(states, accepted, strict=True):

@@ -1,4 +1,4 @@
-"""What drafters keep of one request from step to step."""
+"""The state of one request that drafters keep from step to step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from nextn.speculative.ngram import NGramIndex
 
 @dataclass(slots=True)
 class Waiting:
-    """Positions that wait for the draft layer (nextn.speculative.behind): hidden states, and where they end.
-    since: the first step that keeps the later ones, once the prompt is complete."""
+    """Positions over which the draft layer still has to run (nextn.speculative.behind): their hidden states,
+    and the position after them. since: number of the step from which on the ring keeps later positions."""
 
     states: Tensor
     end: int
@@ -23,8 +23,9 @@ class Waiting:
 
 @dataclass(slots=True)
 class LayerProgress:
-    """How far the layers of `nextn.speculative.layered` are. Entries before position `first` are the prefix
-    cache's; positions count from `draft_from`. next[k], [1, C]: layer k - 1's state where layer k goes on."""
+    """The progress of the layers of `nextn.speculative.layered`. Entries before position `first` belong to
+    the prefix cache; positions are counted from `draft_from`. next[k], [1, C]: the state of layer k - 1 at
+    the position where layer k continues."""
 
     first: int
     draft_from: int
@@ -33,9 +34,9 @@ class LayerProgress:
 
 @dataclass(slots=True, eq=False)
 class DraftState:
-    """guesses: what each source guessed for position `guessed_at` and on, by number
-    (nextn.speculative.acceptance).
-    chances: the probabilities that each draft was drawn from, where its verification weighs them."""
+    """guesses: the tokens that each source (nextn.speculative.acceptance) guessed for the positions from
+    `guessed_at` on. chances: the probabilities from which each draft was drawn, if verification needs them.
+    """
 
     waiting: Waiting | None = None
     layers: LayerProgress | None = None

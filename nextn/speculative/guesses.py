@@ -1,8 +1,8 @@
-"""How the guesses of a draft are chosen from the drafter's logits, each request's in its own verify mode.
+"""Chooses the guesses of a draft from the drafter's logits, in the verify mode of each request.
 
-`exact`: by the noise that the target will choose with. `typical`: by probability, as the target's coin asks
-for nothing else. `rejection`, `block`: drawn, with noise that nothing else sees; the probabilities that they
-were drawn from are kept until they are verified.
+`exact`: with the noise that the target will use too. `typical`: the most likely tokens, because verification
+depends on probabilities only. `rejection`, `block`: drawn with separate noise; the probabilities are kept
+until the drafts are verified.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from nextn.sampling.penalties import penalized
 from nextn.sampling.sampler import choose, probabilities, rank
 from nextn.speculative.base import DraftSpan
 
-# The best guesses after a place, best first: (token, log-probability). The latter may be 0 where there is one
-# guess; a token whose log-probability is -infinity or NaN is no guess.
+# The best guesses at a place, best first: (token, log-probability). The log-probability may be 0 if there is
+# only one guess. A token whose log-probability is -infinity or NaN is not a guess.
 Guesses = list[tuple[int, float]]
 
 
 class Place(NamedTuple):
-    """Where a guess is made: after `path`, the guesses so far, in span number `number` of the step."""
+    """Where a guess is made: after the guesses `path`, in the span with index `number` in the step."""
 
     number: int
     span: DraftSpan
@@ -36,8 +36,8 @@ class Place(NamedTuple):
 
 
 def first_draw(span: DraftSpan) -> DrawParams | None:
-    """The draw of the request's next guess, the position counts up for those after it; None where its guesses
-    take more than a draw from the drafter's logits."""
+    """The draw of the request's next guess; for each further guess, the position increases by 1. None if its
+    guesses need more than a draw from the drafter's logits."""
     params, position = span.request.params, span.position
     if params.verify_mode in CHAINS_ONLY or penalized(params, position - span.request.num_prompt):
         return None
@@ -47,8 +47,8 @@ def first_draw(span: DraftSpan) -> DrawParams | None:
 def guess(
     logits: Tensor, places: Sequence[Place], topk: int, draw: Draw, failed: dict[int, Failure]
 ) -> list[Guesses]:
-    """logits: a row for each place -> its topk best guesses; fewer, or none, where no more may be made.
-    failed: gets the requests, by number, whose guesses raised something; these have none."""
+    """logits: a row for each place -> its topk best guesses, or fewer if there are fewer. failed: gets the
+    requests whose guesses raised an exception, by index of the span; they have no guesses."""
     every = range(len(places))
 
     def some(chosen: Sequence[int]) -> list[Guesses]:
@@ -100,10 +100,10 @@ def _choice(place: Place) -> Choice:
 
 
 def _single(token: int) -> Guesses:
-    """The one guess, if there is one."""
+    """The guess, or none for NO_TOKEN."""
     return [] if token == NO_TOKEN else [(token, 0.0)]
 
 
 def _for_guesses(params: SamplingParams) -> SamplingParams:
-    """`typical`: the target's coin asks for nothing but probability."""
+    """The parameters for guesses. `typical`: only the probability matters, so guesses are greedy."""
     return params.replace(temperature=0.0) if params.verify_mode == "typical" else params

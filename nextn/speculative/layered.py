@@ -1,18 +1,18 @@
 """Drafting with one NextN layer for each depth, as DeepSeek-V3's report has them (arXiv 2412.19437, 2.2).
 
-Layer k, counted from 0, sees at position i what layer k - 1 made of it (layer 0: the target's hidden state)
-and token i + k + 1, and predicts token i + k + 2. With committed tokens t_0 .. t_e, hidden states
-h_0 .. h_{e-1} and three layers:
+The input of layer k, counted from 0, at position i is the output of layer k - 1 there (layer 0: the target's
+hidden state) and token i + k + 1. It predicts token i + k + 2. With committed tokens t_0 .. t_e, hidden
+states h_0 .. h_{e-1} and three layers:
 
-    position    ...   e-3      e-2      e-1       predicts        entries in a cache of its own
-    layer 0           t_{e-2}  t_{e-1}  t_e       draft 1         true up to e-1
-    layer 1           t_{e-1}  t_e      draft 1   draft 2         true up to e-2
-    layer 2           t_e      draft 1  draft 2   draft 3         true up to e-3
+    position    ...   e-3      e-2      e-1       predicts        final entries in its own cache
+    layer 0           t_{e-2}  t_{e-1}  t_e       draft 1         up to e-1
+    layer 1           t_{e-1}  t_e      draft 1   draft 2         up to e-2
+    layer 2           t_e      draft 1  draft 2   draft 3         up to e-3
 
-So layer k runs over the committed tokens k positions earlier than layer 0, and what it needs to go on is one
-state of layer k - 1, which is kept from step to step. Guesses take the rows behind the true ones, which the
-next step writes over; of a tree they lie in free slots, as those of `mtp`. Depths beyond the last layer
-are chained on it, one position on each.
+So layer k runs over the committed tokens k positions earlier than layer 0. To continue, it needs one state of
+layer k - 1, which is kept from step to step. Guesses use the slots after the final entries, and the next step
+overwrites them. The nodes of a tree use free slots, as in `mtp`. For depths beyond the number of layers, the
+last layer is used again, each time one position further.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from nextn.speculative.mtp import MTPDrafter
 
 
 class LayeredDrafter(MTPDrafter):
-    """For models of two layers or more."""
+    """For models with two or more NextN layers."""
 
     def __init__(self, model: Model, pool: KVPool, shape: Shape, draw: Draw = draw) -> None:
         super().__init__(model, pool, shape, draw, plain=True)
 
-    def _true(
+    def _run_layer(
         self, owners: Sequence[DraftSpan], spans: Sequence[Span], hidden: Tensor, rows: list[int]
     ) -> tuple[Tensor, Sequence[int], int]:
-        """Every layer runs over these tokens; spans and states are as layer 0 has them. Layer 0's output at
-        the end of each span is what is returned."""
+        """Runs all layers over these tokens. spans and hidden are those of layer 0. Returns layer 0's output
+        at the end of each span."""
         states = take(self.model, hidden, rows)[: len(rows)]
         for owner, span in zip(owners, spans, strict=True):
             progress = owner.state.layers
             if progress is None or (span.start == 0 and owner.draft_from > progress.draft_from):
-                # New, or what lies before the drafter's window was left out.
+                # A new request, or positions before the drafter's window were skipped.
                 layers: list[Tensor | None] = [None] * self.model.nextn_layers
                 owner.state.layers = LayerProgress(span.start, owner.draft_from, layers)
             elif progress.draft_from != owner.draft_from:
@@ -92,7 +92,7 @@ class LayeredDrafter(MTPDrafter):
             progress, tree = _progress(g.span), g.tree
             if tree.topk > 1:
                 g.place()
-            # Depths that would lie before `first`: the layer has no state there to make an entry of.
+            # Depths whose position would be before `first`: the layer has no state for an entry there.
             none = max(0, progress.first - (g.end - layer))
             nodes = list(tree.frontier)
             if depth == layer:
@@ -113,7 +113,7 @@ class LayeredDrafter(MTPDrafter):
         return self._run(layer, spans, torch.cat(before)), at
 
     def _run(self, layer: int, spans: Sequence[Span], states: Tensor) -> Tensor:
-        """The layer's output [T, C] for the T rows of the spans, which no later step writes over."""
+        """A copy of the layer's output [T, C] for the T rows of the spans."""
         batch = self.model.batch(spans, self.pool.page_size)
         rows = len(states)
         padded = take(self.model, states, list(range(rows)))
@@ -126,7 +126,7 @@ def _progress(span: DraftSpan) -> LayerProgress:
 
 
 def _span(g: Grown, nodes: Sequence[int], start: int, none: int) -> Span:
-    """Nodes of a draft whose depth 1 is at position `start`, but for those of the first `none` depths."""
+    """Nodes of a draft whose depth 1 is at position `start`, without those of the first `none` depths."""
     tree, pages = g.tree, g.span.pages
     tokens = [tree.tokens[node] for node in nodes]
     if tree.topk == 1:

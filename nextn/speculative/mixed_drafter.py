@@ -1,11 +1,12 @@
-"""Drafts from n-grams where these have held more often than the NextN layer's, from that layer elsewhere.
+"""Drafts from n-grams for requests whose n-grams were accepted more often than the NextN layer's drafts, and
+from the NextN layer otherwise.
 
-A request's n-grams guess in every step, as that costs nothing, and are judged by the tokens that came,
-drafted or not; the layer is judged by what it drafted. Where n-grams draft, the layer only takes in the
-committed tokens: its cache stays true, and the passes for its guesses are saved.
+N-grams guess in every step, because this takes almost no time. They are compared with the committed tokens,
+even if they were not drafted. The layer is judged by its drafts only. If n-grams draft, the layer still runs
+over the committed tokens, so its cache stays complete. Only the passes for its guesses are saved.
 
-vLLM has discussed the like (issue 18633: n-grams wherever they match); Arctic Inference takes its suffix
-tree's draft where that expects more tokens than a threshold. Here the two are weighed by what held.
+vLLM has discussed a similar idea (issue 18633: n-grams whenever they match). Arctic Inference uses the draft
+of its suffix tree if it expects more tokens than a threshold. nextn compares acceptance.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from nextn.speculative.base import Drafted, Drafter, DraftRequest
 from nextn.speculative.draft_state import DraftState
 from nextn.speculative.ngram_drafter import ngram_guess
 
-NEXTN = 0  # as a source; n-grams have their length
+NEXTN = 0  # number of this source; that of n-grams is the length of their suffix
 
 
 class MixedDrafter:
@@ -36,7 +37,7 @@ class MixedDrafter:
         rate = self.acceptance.rate
         for i, span in enumerate(request.spans):
             if not span.chosen:
-                continue  # amid a prompt
+                continue  # a prompt chunk
             state = span.state
             guesses, state.guesses = state.guesses, {}
             if state.guessed_at != len(span.request.history):

@@ -1,14 +1,14 @@
-"""The MTP drafter: keeps the NextN layer's cache true, and grows the next drafts on it.
+"""The MTP drafter: updates the NextN layer's cache after a step, and makes the next drafts.
 
-After a step committed m tokens of a request, its NextN layer runs over those m positions with the target's
-true hidden states (draft extend), which writes over whatever earlier guesses had left there. The last of
-these rows predicts the first guesses; each further depth feeds back the layer's own output and its own last
-guesses, one position on. Nothing here can change a text, only how many drafts hold.
+After a step has committed m tokens of a request, the NextN layer runs over these m positions, with hidden
+states of the target (draft extend). This overwrites entries of earlier guesses. The last of these rows
+predicts the first guesses. For each further depth, the layer runs over its last guesses, with its own output
+as the hidden state. Nothing here can change a text, only the number of accepted drafts.
 
-`MTPDrafter._grow` is the loop over depths. A model may have a faster way to the same chains: all of them in
-one call (`ChainDrafter`), or a choice on the device, which the host does not wait for (`DeviceChoice`).
+`MTPDrafter._grow` is the loop over depths. A model may have a faster way to make the same chains: all of them
+in one call (`ChainDrafter`), or choices on the device, for which the host does not wait (`DeviceChoice`).
 
-While a draft grows, what is grown on gets slots behind the committed ones, `topk` of them a depth.
+While a draft is made, its nodes use slots after the committed ones, `topk` slots for each depth.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MTPDrafter:
     def __init__(
         self, model: Model, pool: KVPool, shape: Shape, draw: Draw = draw, plain: bool = False
     ) -> None:
-        """draw: what chooses guesses. plain: without the model's faster ways."""
+        """draw: the function that chooses guesses. plain: do not use the model's faster ways."""
         self.model, self.pool, self.shape, self.choose = model, pool, shape, draw
         chains = shape.topk == 1 and not plain
         self.in_one_call = model if chains and isinstance(model, ChainDrafter) else None
@@ -47,7 +47,7 @@ class MTPDrafter:
 
     @property
     def cuts(self) -> bool:
-        """May a cutoff end drafts?"""
+        """Whether a cutoff may end drafts early."""
         return self.shape.topk == 1
 
     def forget(self) -> None:
@@ -60,7 +60,7 @@ class MTPDrafter:
         hidden, spans = request
         for span in spans:
             if span.state.chances:
-                span.state.chances = []  # they were verified
+                span.state.chances = []  # for drafts that have been verified
         now = [span for span in spans if span.extend]
         if len(now) < len(spans):
             self.behind.keep(hidden, [span for span in spans if not span.extend] if now else spans)
@@ -90,7 +90,7 @@ class MTPDrafter:
     def _in_one_call(
         self, hidden: Tensor, now: Sequence[DraftSpan], chains: Sequence[Chain]
     ) -> tuple[list[Draft], int, Sequence[int]]:
-        """The drafts of `_extend` and `_grow`, the rows that were extended and those of each pass."""
+        """The drafts of `_extend` and `_grow`, the number of extended rows, and the rows of each pass."""
         assert self.in_one_call is not None
         batch = self.model.batch([Span(s.following, s.start, s.pages) for s in now], self.pool.page_size)
         rows = [row for span in now for row in span.rows]
@@ -100,22 +100,21 @@ class MTPDrafter:
         return drafts, len(rows), passes
 
     def _catch_up(self, now: Sequence[DraftSpan]) -> int:
-        """Runs over the positions that had waited for this step, a piece at a time. How many rows that
-        were."""
+        """Runs over positions of earlier steps that did not extend, in pieces. Returns the number of rows."""
         ran = 0
         for owners, spans, states in self.behind.pieces(now):
-            ran += self._true(owners, spans, states, list(range(states.shape[0])))[2]
+            ran += self._run_layer(owners, spans, states, list(range(states.shape[0])))[2]
         return ran
 
     def _extend(self, hidden: Tensor, now: Sequence[DraftSpan]) -> tuple[Tensor, Sequence[int], int]:
         spans = [Span(s.following, s.start, s.pages) for s in now]
-        return self._true(now, spans, hidden, [row for span in now for row in span.rows])
+        return self._run_layer(now, spans, hidden, [row for span in now for row in span.rows])
 
-    def _true(
+    def _run_layer(
         self, owners: Sequence[DraftSpan], spans: Sequence[Span], hidden: Tensor, rows: list[int]
     ) -> tuple[Tensor, Sequence[int], int]:
-        """Runs over the true positions of `spans`, each of one of `owners`; their states are hidden[rows].
-        Returns the layer's states, the row of them that ends each span, and how many rows ran."""
+        """Runs over the committed positions of `spans`, each of one of `owners`; their states are
+        hidden[rows]. Returns the layer's states, the last row of each span, and the number of rows."""
         state = self.model.draft(
             self.model.batch(spans, self.pool.page_size), take(self.model, hidden, rows), self.pool
         )
@@ -124,8 +123,8 @@ class MTPDrafter:
     def _grow(
         self, state: Tensor, every: Sequence[Grown]
     ) -> tuple[list[Draft], list[int], dict[int, Failure]]:
-        """Guesses, depth by depth. state: each draft's `rows` are of it. Returns the drafts, the rows of each
-        pass, and why requests failed, by number of their span."""
+        """Makes guesses, depth by depth. state: the hidden states that the drafts' `rows` refer to. Returns
+        the drafts, the rows of each pass, and why requests failed, by index of their span."""
         cutting = Cutting([g for g in every if g.cut])
         drawn = [g for g in every if g.draw is not None and not g.cut]
         growing = [*cutting.chains, *drawn, *(g for g in every if g.draw is None)]
@@ -142,7 +141,7 @@ class MTPDrafter:
             else:
                 unread.append((growing, *device.best_draft(ends)))
                 for g in growing:
-                    g.tree.append(0)  # in place of the token
+                    g.tree.append(0)  # until the token is read
             depth += 1
             others = [g for g in growing if not g.cut and g.num_steps > depth and g.tree.frontier]
             if device is None:
@@ -166,7 +165,7 @@ class MTPDrafter:
     def _guess(
         self, logits: Tensor, growing: Sequence[Grown], depth: int, failed: dict[int, Failure]
     ) -> None:
-        """logits: a row for each place to guess after, in order."""
+        """Makes the guesses of one depth. logits: a row for each node to guess after, in order."""
         draws = [g.draw._replace(position=g.draw.position + depth) for g in growing if g.draw is not None]
         n = len(draws)
         if draws:
@@ -177,8 +176,8 @@ class MTPDrafter:
                     g.grow([[]])
                 else:
                     g.tree.append(token)
-            for g, token, fell in zip(growing, tokens, bins(confidence) if confidence else b"", strict=False):
-                g.bins.append(NO_GUESS if token == NO_TOKEN else fell)
+            for g, token, bin_ in zip(growing, tokens, bins(confidence) if confidence else b"", strict=False):
+                g.bins.append(NO_GUESS if token == NO_TOKEN else bin_)
         others = growing[n:]
         if others:
             places = [place for g in others for place in g.places]
@@ -189,8 +188,8 @@ class MTPDrafter:
     def _deeper(
         self, state: Tensor, growing: Sequence[Grown], depth: int, tokens: Tensor | None
     ) -> tuple[Tensor, int]:
-        """Runs over frontiers, `depth` tokens from their roots: states, and how many rows ran. Afterwards
-        each draft's `rows` are of these. tokens: if given, those of the rows, on the device."""
+        """Runs over the last guesses of each draft. Returns the states and the number of rows. Each draft's
+        `rows` refer to these states afterwards. tokens: if given, the rows' tokens, on the device."""
         batch = self.model.batch([g.deeper() for g in growing], self.pool.page_size)
         if tokens is not None:
             batch.tokens = tokens
@@ -204,7 +203,7 @@ class MTPDrafter:
 
 
 def _draws(now: Sequence[DraftSpan]) -> list[Chain] | None:
-    """The chains to draft; None if the guesses of one take more than a draw."""
+    """The chains to draft; None if one request needs more than a draw for a guess."""
     chains = []
     for n, span in enumerate(now):
         if span.num_steps:
@@ -222,13 +221,13 @@ def _greedy(g: Grown) -> bool:
 def _read(
     unread: Sequence[tuple[list[Grown], Tensor, Tensor]], cutting: Cutting, others: Sequence[Grown]
 ) -> None:
-    """Waits for the guesses that were chosen on the device. All of them were made; the cutoff says which
-    would have been made and kept had it been asked at every depth."""
+    """Waits for the guesses that were chosen on the device. The device made all guesses; the cutoff now
+    decides which of them are kept, as if it had been applied at every depth."""
     tokens = iter(torch.cat([chosen for _, chosen, _ in unread]).tolist())
-    fell = iter(bins(torch.cat([confidence for _, _, confidence in unread]).tolist()))
+    found_bins = iter(bins(torch.cat([confidence for _, _, confidence in unread]).tolist()))
     for depth, (chains, _, _) in enumerate(unread):
         for g in chains:
             g.tree.tokens[depth] = next(tokens)
-            g.bins.append(next(fell))
+            g.bins.append(next(found_bins))
     for depth in range(1, len(unread) + 1):
         cutting.guessed(depth, any(g.num_steps > depth for g in others))

@@ -1,9 +1,8 @@
-"""The n-gram drafter: what followed the last time that a request's text ended like this. Pure.
+"""N-gram guesses (prompt lookup): the tokens that followed the last time the request's text ended like this.
 
-Prompt lookup: code, quotations and summaries say again what the prompt or the output said before. The
-longest suffix of `longest` down to `shortest` tokens that occurred earlier decides; of its earlier
-occurrences the latest, and the tokens after it are the guess. A guess may run on into itself (a text that
-repeats with period p goes on with period p), as far as it is asked to.
+Code, quotations and summaries often repeat parts of the prompt or the output. The longest suffix of
+`longest` down to `shortest` tokens that occurred before is used. The guess is the tokens after its latest
+earlier occurrence. A guess may continue into itself: if a text repeats with period p, so does the guess.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ def lookup(
 
 
 class NGramIndex:
-    """One request's tokens with, for every n-gram, where its last occurrence ended. Takes in committed tokens
-    only, so nothing is ever taken back. Memory: at most `longest - shortest + 1` entries a token."""
+    """One request's tokens and, for every n-gram, where its last occurrence ended. Contains committed tokens
+    only, so nothing is ever removed. Memory: at most `longest - shortest + 1` entries per token."""
 
     def __init__(self, longest: int = LONGEST, shortest: int = SHORTEST) -> None:
         if not 1 <= shortest <= longest:
@@ -58,7 +57,7 @@ class NGramIndex:
         return 0, 0
 
     def following(self, at: int, num_steps: int) -> list[int]:
-        """The guess that the tokens from index `at` on come again."""
+        """The guess that the tokens from index `at` on will be repeated."""
         period = len(self.tokens) - at
         return [self.tokens[at + i % period] for i in range(num_steps)]
 

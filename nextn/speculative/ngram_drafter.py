@@ -1,7 +1,7 @@
-"""Drafts without a draft layer: what followed the last time that the request's text ended like this.
+"""Drafts without a draft layer: the tokens that followed the last time the request's text ended like this.
 
-Keeps an index of each request's tokens (`ngram`) and runs nothing. It has a guess only where a text says
-again what it said before; such drafts cost no more than their verification.
+Keeps an index of each request's tokens (`ngram`) and runs no model. It guesses only if the end of a text
+occurred before. Such drafts take only the time of their verification.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class NGramDrafter:
 
 
 def ngram_guess(span: DraftSpan) -> tuple[Draft, int]:
-    """After what the step chose, which the history does not have yet: a draft, and how many tokens of suffix
-    it rests on, 0 if there is none."""
+    """(a draft after the tokens that the step chose, the length of the suffix that was found, 0 if none). The
+    chosen tokens are not in the history yet."""
     index = span.state.ngrams
     index.extend(span.request.history[len(index.tokens) :])
     index.extend(span.chosen)

@@ -1,6 +1,6 @@
-"""Acceptance as dialled, for benchmarks on weights whose drafts mean nothing. The text is nobody's choice.
+"""Simulated acceptance, for benchmarks with random weights. The text is then meaningless.
 
-SGLang has the like in an environment variable (SGLANG_SIMULATE_ACC_LEN).
+SGLang has the same in an environment variable (SGLANG_SIMULATE_ACC_LEN).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from nextn.request import SamplingParams
 
 
 def simulated_path(draft: Draft, length: float, params: SamplingParams, index: int) -> list[int]:
-    """The nodes to accept so that a step commits `length` tokens on average, its bonus included, where the
-    draft is deep enough. A function of the request's seed and of `index`, the number of its tokens so far."""
+    """The nodes to accept, so that a step commits `length` tokens on average, including the bonus token, if
+    the draft is deep enough. A function of the request's seed and of `index`, its number of tokens so far."""
     whole = int(length)
     drawn = random.Random(f"{params.seed} {params.stream} {index}").random()
     max_accepted = whole - 1 + (drawn < length - whole)

@@ -1,5 +1,6 @@
-"""What an executor keeps of one request from step to step: made when the request is added, gone when it is
-dropped. What makes it is plain data; a request that lost its pages is added again with what it has committed.
+"""The state of one request that an executor keeps from step to step, from `add` to `drop`.
+
+It is made from plain data. A request that lost its pages is added again with its committed tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from nextn.speculative.draft_state import DraftState
 
 
 class Outcome(Protocol):
-    """What a step made of a request: see `nextn.scheduler.plan.SpanResult`."""
+    """The result of a step for one request: see `nextn.scheduler.plan.SpanResult`."""
 
     tokens: list[int]
     draft: Draft
@@ -28,8 +29,8 @@ class Outcome(Protocol):
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """history: all committed tokens; a step that ran has appended its own. limit: how many there may be.
-    constraint: what `grammar` is made from."""
+    """history: all committed tokens; each step appends those that it commits. limit: their maximum number.
+    constraint: the compiled grammar from which `grammar` is made."""
 
     rid: str
     params: SamplingParams
@@ -39,18 +40,18 @@ class RequestState:
     end_ids: frozenset[int]
     constraint: CompiledGrammar | None = None
 
-    # The executor's.
-    grammar: GrammarCursor | None = None  # at the last of `history`
+    # Set by the executor.
+    grammar: GrammarCursor | None = None  # advanced to the end of `history`
     pages: array[int] = field(default_factory=lambda: array("i"))
     drafting: DraftState = field(default_factory=DraftState)
     last: Outcome | None = None  # of the last step
 
-    # Of `nextn.engine.plain_step`: tokens from which the request is plain; the rest is the model's.
+    # Set by `nextn.engine.plain_step`: the number of tokens from which the request is plain, and model data.
     plain_from: int = sys.maxsize
     asked: bytes = b""
     ends: array[int] = field(default_factory=lambda: array("i"))
 
-    # Of the step that runs, unless that is one call: see `nextn.scheduler.plan.SpanPlan`.
+    # About the current step, unless it is one native call: see `nextn.scheduler.plan.SpanPlan`.
     start: int = 0
     known: int = 0
     draft: Draft = NO_DRAFT
@@ -63,24 +64,24 @@ class RequestState:
     cutoff: Cutoff | None = None
 
     def begin(self) -> None:
-        """To be called by the executor that it is added to."""
+        """To be called by the executor when the request is added."""
         if self.constraint is not None:
             self.grammar = GrammarCursor(self.constraint.begin(), self.end_ids)
             self.grammar.replay(self.history[self.num_prompt :])
 
     def commit(self, result: Outcome) -> None:
-        """What a step made of it."""
+        """Applies the result of a step."""
         self.history += result.tokens
         self.last = result
 
     @property
     def proposed(self) -> Draft:
-        """By the last step."""
+        """The draft that the last step proposed."""
         return NO_DRAFT if self.last is None else self.last.draft
 
     @property
     def ended(self) -> bool:
-        """Did the last step, in which it chose, end it?"""
+        """Whether the last step ended the request. A token must have been chosen in that step."""
         last = self.last
         if last is None or last.ended or last.error is not None or len(self.history) >= self.limit:
             return last is not None
@@ -89,16 +90,16 @@ class RequestState:
         return first_end(last.tokens, self.end_ids, least) is not None
 
     def go_on(self, most_drafts: int) -> None:
-        """The next span is one that was planned ahead: see `nextn.scheduler.plan.SpanPlan`."""
+        """Begins a span that was planned ahead: see `nextn.scheduler.plan.SpanPlan`."""
         self.start, self.known = len(self.history) - 1, 1
         self.draft = self.proposed.cut(most_drafts, self.room - 1)
 
     @property
     def room(self) -> int:
-        """Tokens that the request may still get, this step's included."""
+        """Number of tokens that the request may still get, including this step's."""
         return self.limit - len(self.history)
 
     @property
     def following(self) -> int:
-        """Of a part of a prompt: the token after it."""
+        """For a prompt chunk: the token after it."""
         return self.history[self.start + self.known]

@@ -1,8 +1,8 @@
-"""Growing a draft: which guesses to grow on, and which of them to verify. Pure.
+"""Building a draft tree: which guesses to continue from, and which of them to verify.
 
-Trees are grown as EAGLE-2 grows them (arXiv 2406.16858), in SGLang's terms: at each depth the `topk`
-likeliest of all topk x topk children are kept to grow on, and of all nodes seen the num_draft_tokens - 1
-likeliest are verified. How likely a node is: the product of the drafter's probabilities along its path.
+Trees are built as in EAGLE-2 (arXiv 2406.16858), in SGLang's terms: at each depth, the drafter continues from
+the `topk` likeliest of all topk x topk children. Of all nodes, the num_draft_tokens - 1 likeliest are
+verified. The likelihood of a node is the product of the drafter's probabilities along its path.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from nextn.draft import Draft
 
 
 class Growing:
-    """A tree while it is drafted, a chain where `topk` is 1. `frontier`: the nodes to draft after, best
-    first; none where no guess could be made."""
+    """A tree while it is drafted; a chain if `topk` is 1. `frontier`: the nodes to continue from, best
+    first; empty if no guess could be made."""
 
     def __init__(self, topk: int) -> None:
         self.topk = topk
@@ -26,9 +26,8 @@ class Growing:
         self.frontier: list[int] = [-1]
 
     def grow(self, children: Sequence[Sequence[tuple[int, float]]]) -> None:
-        """children[j]: (token, log-probability) of the best guesses after frontier node j. Those of no
-        probability are left out, and those whose is NaN: without a choice there is no guess, and an order of
-        NaN would put children before their parents."""
+        """children[j]: (token, log-probability) of the best guesses after frontier node j. Guesses with
+        probability 0 or NaN are left out: NaN has no order, so children could come before their parents."""
         first = len(self.tokens)
         for parent, guesses in zip(self.frontier, children, strict=True):
             before = self.scores[parent] if parent >= 0 else 0.0
@@ -38,12 +37,12 @@ class Growing:
                 self.tokens.append(token)
                 self.parents.append(parent)
                 self.scores.append(before + min(logprob, 0.0))
-        # Among equals the earlier one, which may be an ancestor of the later one.
+        # Among equal ones, the earlier one first: it may be an ancestor of the later one.
         new = range(first, len(self.tokens))
         self.frontier = heapq.nlargest(self.topk, new, key=lambda i: (self.scores[i], -i))
 
     def append(self, token: int) -> None:
-        """The next guess of a chain."""
+        """Adds the next guess of a chain."""
         self.frontier = [len(self.tokens)]
         self.parents.append(len(self.tokens) - 1)
         self.tokens.append(token)
@@ -62,7 +61,8 @@ class Growing:
         return [self.tokens[i] for i in self.nodes(node)]
 
     def best(self, nodes: int) -> Draft:
-        """The likeliest `nodes`. A parent is at least as likely as its children and comes before them."""
+        """The draft of the likeliest `nodes`. A parent is at least as likely as its children, so it comes
+        first."""
         order = range(len(self.tokens))
         keep = heapq.nlargest(nodes, order, key=lambda i: (self.scores[i], -i))
         place = {-1: -1} | {old: new for new, old in enumerate(keep)}

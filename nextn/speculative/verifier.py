@@ -1,7 +1,7 @@
-"""What each request of a step commits, in its own verify mode.
+"""Decides what each request of a step commits, in the request's verify mode.
 
-`exact` asks for the target's choices alone. The other modes weigh its probabilities, `rejection` and `block`
-those of the drafter too: these are kept from the step that drafts to the one that verifies.
+`exact` needs only the target's choices. The other modes need its probabilities. `rejection` and `block` also
+need the drafter's, which are kept from the step that makes a draft to the step that verifies it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WITH_DRAFT_PROBABILITIES = {"rejection": rejection.verify, "block": block.verify
 
 
 class VerifySpan(NamedTuple):
-    """chances: the probabilities that the drafts were drawn from, [V] of each; kept for the modes that weigh
+    """chances: for each draft, the probabilities from which it was drawn, [V]; only for the modes that need
     them."""
 
     request: SampledRequest
@@ -43,7 +43,7 @@ class VerifySpan(NamedTuple):
 
     @property
     def position(self) -> int:
-        """Of the first token to choose."""
+        """The position of the first token to choose."""
         return len(self.request.history)
 
     @property
@@ -52,11 +52,11 @@ class VerifySpan(NamedTuple):
 
     @property
     def takes_draws(self) -> bool:
-        """Does it need nothing of the logits but what `draws` choose among them?"""
+        """Whether it needs only the tokens that `draws` choose, and no logits."""
         return self.params.tokens_alone and not self.penalized
 
     def draws(self) -> list[DrawParams]:
-        """Of the target's choices after the root and after every node."""
+        """The draws for the target's choices after the root and after every node."""
         params, n = self.params, self.position
         if self.draft.parents is None:
             return [draw_params(params, n, len(self.draft.tokens) + 1)]
@@ -64,10 +64,10 @@ class VerifySpan(NamedTuple):
 
 
 class Verified(NamedTuple):
-    path: Sequence[int]  # the nodes of the draft that hold, from the root's child down
-    tokens: list[int]  # theirs, and the target's own after them
+    path: Sequence[int]  # the accepted nodes, from the root's child down
+    tokens: list[int]  # their tokens, and the target's own token after them
     ended: bool = False  # the request's grammar is complete
-    error: Failure | None = None  # nothing can follow
+    error: Failure | None = None  # why the request cannot continue
 
 
 NO_CHOICE = Failure(NOT_FINITE, "the model's logits are not finite")
@@ -75,33 +75,33 @@ NO_CHOICE = Failure(NOT_FINITE, "the model's logits are not finite")
 
 class Verifier:
     def __init__(self, draw: Draw, accept_length: float | None = None) -> None:
-        """accept_length: simulated, of requests verified by `exact`."""
+        """accept_length: simulated, for requests verified by `exact`."""
         self.draw, self.accept_length = draw, accept_length
 
     def verify(self, logits: Tensor, spans: Sequence[VerifySpan]) -> list[Verified]:
-        """logits: after the root and after every node of each span in turn; may be written over.
-        `grammatical` comes next."""
-        weighed = [i for i, span in enumerate(spans) if span.request.params.verify_mode != "exact"]
-        if not weighed:
+        """logits: after the root and after every node, for one span after the other; may be overwritten. Call
+        `grammatical` on the results."""
+        sampled = [i for i, span in enumerate(spans) if span.request.params.verify_mode != "exact"]
+        if not sampled:
             return self._exact(logits, spans)
-        if len(weighed) == len(spans):
-            return self._weighed(logits, spans)
+        if len(sampled) == len(spans):
+            return self._sampled(logits, spans)
         exact = [i for i, span in enumerate(spans) if span.params.verify_mode == "exact"]
         found: dict[int, Verified] = {}
-        for mine, verify in ((weighed, self._weighed), (exact, self._exact)):
-            part = logits[_places(spans, mine, logits.device)]
-            found |= zip(mine, verify(part, [spans[i] for i in mine]), strict=True)
+        for some, verify in ((sampled, self._sampled), (exact, self._exact)):
+            part = logits[_places(spans, some, logits.device)]
+            found |= zip(some, verify(part, [spans[i] for i in some]), strict=True)
         return [found[i] for i in range(len(spans))]
 
     def _exact(self, logits: Tensor, spans: Sequence[VerifySpan]) -> list[Verified]:
         return self.equal(spans, self._chosen(logits, spans))
 
-    def _weighed(self, logits: Tensor, spans: Sequence[VerifySpan]) -> list[Verified]:
+    def _sampled(self, logits: Tensor, spans: Sequence[VerifySpan]) -> list[Verified]:
         p = probabilities(logits, [c for span in spans for c in _choices(span)])
-        return self._weigh(spans, p.split([len(span.draft) + 1 for span in spans]))
+        return self._by_probabilities(spans, p.split([len(span.draft) + 1 for span in spans]))
 
     def _chosen(self, logits: Tensor, spans: Sequence[VerifySpan]) -> list[int]:
-        """The target's choices after the root and after every node of each span in turn."""
+        """The target's choices after the root and after every node, for one span after the other."""
         draws: list[DrawParams] = []
         at = 0
         for span in spans:
@@ -113,8 +113,8 @@ class Verifier:
         return self.draw(logits, draws)
 
     def equal(self, spans: Sequence[VerifySpan], chosen: Sequence[int]) -> list[Verified]:
-        """chosen: the target's choices after the root and after every node of each span in turn, all of them
-        verified by `exact`."""
+        """Verifies spans by `exact`. chosen: the target's choices after the root and after every node, for
+        one span after the other."""
         verified = []
         at = 0
         for span in spans:
@@ -128,8 +128,8 @@ class Verifier:
             verified.append(_verified(draft, path, own[path[-1] + 1 if path else 0]))
         return verified
 
-    def _weigh(self, spans: Sequence[VerifySpan], p: Sequence[Tensor]) -> list[Verified]:
-        """p [nodes + 1, V] of each span: the target's."""
+    def _by_probabilities(self, spans: Sequence[VerifySpan], p: Sequence[Tensor]) -> list[Verified]:
+        """p: for each span the target's probabilities, [nodes + 1, V]."""
         thrown = coins([_key(span, span.draft.depth) for span in spans])
         verdicts = [self._verdict(*each) for each in zip(spans, p, thrown, strict=True)]
         keys = [_key(span, len(v.path) + 1) for span, v in zip(spans, verdicts, strict=True)]
@@ -139,19 +139,20 @@ class Verifier:
             for span, v, final in zip(spans, verdicts, finals, strict=True)
         ]
 
-    def _verdict(self, span: VerifySpan, p: Tensor, thrown: Sequence[float]) -> Verdict:
+    def _verdict(self, span: VerifySpan, p: Tensor, coins: Sequence[float]) -> Verdict:
+        """coins: a uniform random number for each depth."""
         draft, mode, asked = span.draft, span.params.verify_mode, span.params.speculative
         if mode == "typical":
             assert asked.accept_threshold_single is not None, "the engine fills in its own"
             assert asked.accept_threshold_acc is not None
-            return typical.verify(p, draft, thrown, asked.accept_threshold_single, asked.accept_threshold_acc)
+            return typical.verify(p, draft, coins, asked.accept_threshold_single, asked.accept_threshold_acc)
         assert draft.parents is None, "chains only"
         q = torch.stack([*span.chances[: len(draft)]]) if len(draft) else p[:0]
-        return WITH_DRAFT_PROBABILITIES[mode](p, q, draft.tokens, thrown)
+        return WITH_DRAFT_PROBABILITIES[mode](p, q, draft.tokens, coins)
 
 
 def _places(spans: Sequence[VerifySpan], which: Sequence[int], device: torch.device) -> Tensor:
-    """Of the logits of all spans, those of some of them."""
+    """The rows of some spans in the logits of all spans."""
     ends = list(accumulate(len(span.draft) + 1 for span in spans))
     places = [at for i in which for at in range(ends[i] - len(spans[i].draft) - 1, ends[i])]
     return torch.tensor(places, device=device)
@@ -162,10 +163,10 @@ def _key(span: VerifySpan, depth: int) -> DrawKey:
 
 
 def _verified(draft: Draft, path: Sequence[int], final: int) -> Verified:
-    """final: the target's own token after the nodes of the path, or NO_TOKEN. NO_TOKEN is no error yet if the
-    span had a draft: attention multiplies the values of a node by 0 where a row does not see it, so a node
-    with NaN spoils these rows too. The request goes on from the tokens that hold. If there are none, its next
-    span has no draft."""
+    """final: the target's own token after the nodes of the path, or NO_TOKEN. If the span had a draft,
+    NO_TOKEN is not an error yet. A NaN in a draft node also reaches rows that do not attend to it, because
+    attention multiplies its values by 0. So the request continues from the accepted tokens, and if there are
+    none, its next span has no draft."""
     tokens = [draft.tokens[node] for node in path]
     if final == NO_TOKEN:
         return Verified(path[:-1], tokens, error=None if draft.tokens else NO_CHOICE)
@@ -173,8 +174,8 @@ def _verified(draft: Draft, path: Sequence[int], final: int) -> Verified:
 
 
 def grammatical(grammar: GrammarCursor, verified: Verified) -> Verified:
-    """Goes on in the grammar. Where the text is complete, what was verified beyond is left out; that
-    nothing could be chosen there is no error then."""
+    """Advances the grammar over the verified tokens. If the text becomes complete, tokens after that are
+    dropped, and an error after that is ignored."""
     took = grammar.commit(verified.tokens)
     error = None if took.ended else verified.error
     if took.error is not None:
@@ -186,7 +187,7 @@ def grammatical(grammar: GrammarCursor, verified: Verified) -> Verified:
 
 
 def _choices(span: VerifySpan) -> list[Choice]:
-    """After the root and after each node of the draft."""
+    """The choices after the root and after each node of the draft."""
     tokens, params = span.draft.tokens, span.params
     paths = ([tokens[i] for i in span.draft.path(node)] for node in range(-1, len(tokens)))
     return [choice_after(span.request, (), path, params) for path in paths]

@@ -1,4 +1,4 @@
-"""What a step ran: the executor tells, and what a step costs follows from it."""
+"""What a step computed, as the executor reports it. The time of a step is predicted from these numbers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 
 class StepWork(NamedTuple):
-    """What a step ran. rows: of the target. extended: rows of the drafter's first pass. passes: rows of each
-    further one. requests: that decode. drafts: rows that were drafts. context: positions they read."""
+    """rows: of the target. extended: rows of the drafter's first pass. passes: rows of each further pass of
+    the drafter. requests: number that decode. drafts: number of draft rows. context: positions that decoding
+    requests attend to."""
 
     rows: int
     extended: int = 0

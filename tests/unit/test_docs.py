@@ -222,10 +222,10 @@ def test_python_in_code_blocks_is_python(page: Path) -> None:
             ast.parse(content)
 
 
-def test_the_rooms_of_the_architecture_page() -> None:
+def test_the_packages_of_the_architecture_page() -> None:
     """It has a row for every package, and for no other."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)/[^`]*` \|", text.partition("## The rooms")[2], re.M)
+    rows = re.findall(r"^\| `(\w+)/[^`]*` \|", text.partition("## The packages")[2], re.M)
     packages = {path.parent.name for path in (ROOT / "nextn").glob("*/__init__.py")}
     assert set(rows) == packages | {"csrc"}
 

@@ -1,1 +1,1 @@
-"""The engine's process and this one's side of it: messages, client, supervision, log lines of both."""
+"""The engine process, and the HTTP process's side of it: messages, client, supervision, logging."""

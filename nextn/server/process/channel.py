@@ -1,8 +1,8 @@
-"""This process's end of the socket to one engine.
+"""The HTTP process's end of the socket to one engine.
 
-zmq's own asyncio sockets cost a step of the engine 50 microseconds. Here the event loop watches the socket's
-file descriptor, and what has come is passed on in one go: tokens of several steps can then be sent as one.
-"""
+zmq's own asyncio sockets would make a step of the engine 50 microseconds longer. Here the event loop watches
+the socket's file descriptor, and all messages that have arrived are handled together. So tokens of several
+steps can be sent as one event."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import zmq
 from nextn.server.process.messages import FromEngine, decode_from_engine
 from nextn.trace import TRACE
 
-MOST = 64  # messages that are passed on before others in this process have their turn
+MOST = 64  # maximum messages that are handled before other tasks of this process run
 
 
 class Channel:
-    """Bound to `address`, to which the engine connects. It never blocks: what is sent waits in a queue. It is
-    lost when no engine is connected."""
+    """Bound to `address`, to which the engine connects. It never blocks: sent messages wait in a queue. They
+    are lost if no engine is connected."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
@@ -33,9 +33,9 @@ class Channel:
         self._failed: asyncio.Future[None] | None = None
 
     def send(self, message: bytes) -> None:
-        with contextlib.suppress(zmq.Again):  # the engine is gone, which will be noticed
+        with contextlib.suppress(zmq.Again):  # the engine has ended, which is noticed elsewhere
             self._socket.send(message, zmq.NOBLOCK)
-        if self._hear is not None:  # the descriptor may say nothing of messages that came during the call
+        if self._hear is not None:  # the descriptor may not signal messages that came during the call
             self._loop.call_soon(self._take)
 
     def listen(self, hear: Callable[[FromEngine], None]) -> asyncio.Future[None]:
@@ -46,7 +46,7 @@ class Channel:
         return self._failed
 
     def deaf(self) -> None:
-        """What comes now waits for the next `listen`."""
+        """Stops calling `hear`. Messages wait for the next `listen`."""
         if self._hear is not None:
             self._hear = None
             self._loop.remove_reader(self._socket.fileno())

@@ -1,12 +1,12 @@
-"""Which replica a request goes to, by --load-balance-method.
+"""Chooses the replica for a request, by --load-balance-method.
 
     round_robin     each replica in turn
     total_requests  the one with the fewest requests, running or waiting
     total_tokens    the one with the fewest tokens in requests that run or wait, prompts and texts so far
-    prefix          the one with the least of: these tokens, less `MATCHED` for each token at the beginning of
-                    the prompt that it was sent before
+    prefix          the one with the smallest result of: these tokens, minus `MATCHED` for each token at the
+                    beginning of the prompt that the replica was sent before
 
-Of equals, the one whose turn it is.
+If several are equal, the next one in turn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import NewRequest, Ready
 from nextn.server.process.prefix_index import PrefixIndex, hashed
 
-MATCHED = 4  # a replica that knows a prefix is preferred until it has so many times its tokens more to do
+MATCHED = 4  # a replica with a prefix of n tokens is preferred until it has MATCHED * n more tokens to do
 
 
 def groups_of(requests: Sequence[NewRequest]) -> list[list[NewRequest]]:
@@ -33,7 +33,7 @@ def groups_of(requests: Sequence[NewRequest]) -> list[list[NewRequest]]:
 
 
 class Dispatch:
-    """`cached`: do the engines have a prefix cache? Without one, prefix is total_tokens."""
+    """`cached`: whether the engines have a prefix cache. Without one, prefix is the same as total_tokens."""
 
     def __init__(self, ranks: Sequence[EngineClient], method: str, cached: bool = True) -> None:
         self.ranks, self.method = ranks, method
@@ -42,8 +42,8 @@ class Dispatch:
         self._indexes: dict[int, tuple[Ready, PrefixIndex]] = {}  # by rank; of the engine with this `Ready`
 
     def places(self, groups: Sequence[Sequence[NewRequest]], rank: int | None = None) -> list[int]:
-        """The rank for each group: `rank`, if that is asked for, else one that is up. One must be. A group
-        counts as load for those that follow."""
+        """The replica (rank) for each group: `rank` if given, otherwise one that is up. At least one must be
+        up. Each group counts as load for the groups after it."""
         added = [0] * len(self.ranks)
         chosen = []
         for group in groups:
@@ -79,7 +79,7 @@ class Dispatch:
         return len(group) if self.method == "total_requests" else sum(len(new.tokens) for new in group)
 
     def _index(self, rank: int) -> PrefixIndex:
-        """A new one for a new engine."""
+        """The index of this replica; a new one for a new engine."""
         ready = self.ranks[rank].ready
         assert ready is not None
         kept = self._indexes.get(rank)

@@ -1,4 +1,5 @@
-"""The HTTP process's side of the engine: sends requests, and hands each output to whoever waits for it.
+"""The HTTP process's client of the engine: sends requests, and passes each output to the task that waits for
+it.
 
 The supervisor attaches it to one engine process after another.
 """
@@ -64,26 +65,26 @@ class EngineClient:
     ready: Ready | None = None  # set while an engine is there to serve
     rank: int | None = None  # of several replicas
     waiters: dict[str, Waiter] = field(default_factory=dict)  # by rid
-    # Those that share experts with this engine, itself included; without any, it shares them with nobody.
+    # The engines that share experts with this one, including itself; empty if it shares none.
     partners: Sequence[EngineClient] = field(default=(), repr=False, compare=False)
     tokens: int = 0  # of all waiters
     socket: Sender | None = None
     rooms: Rooms | None = None  # of a prefill server
     speculative_defaults: SpeculativeParams = field(default_factory=SpeculativeParams)  # as last set
-    recording: bool = False  # the rows of experts; an engine that takes the place of another goes on with it
-    calls: dict[int, asyncio.Future[Any]] = field(default_factory=dict)  # sent, and not done
+    recording: bool = False  # whether rows of experts are recorded; a new engine continues with it
+    calls: dict[int, asyncio.Future[Any]] = field(default_factory=dict)  # sent and not answered yet
     numbers: Iterator[int] = field(default_factory=itertools.count)
-    heard: asyncio.Event = field(default_factory=asyncio.Event)  # set by everything the engine says
-    last_sign: float = 0.0  # monotonic: when the engine last said something, or was given work while idle
+    heard: asyncio.Event = field(default_factory=asyncio.Event)  # set by every message of the engine
+    last_sign: float = 0.0  # monotonic time of the engine's last message, or of new work while it was idle
 
     @property
     def active(self) -> int:
-        """Requests sent and not finished."""
+        """Number of requests sent and not finished."""
         return len(self.waiters)
 
     @property
     def waiting(self) -> int:
-        """Requests that have not begun, as the engine said last."""
+        """Number of requests that have not begun, by the engine's last message."""
         return self.metrics.stats.waiting
 
     @property
@@ -100,7 +101,7 @@ class EngineClient:
             self._send(RecordExperts(next(self.numbers), "start"))
 
     def detach(self, reason: str) -> None:
-        """The engine is gone: every waiter gets an error."""
+        """The engine has ended: every waiter gets an error."""
         self.ready = self.socket = None
         self.metrics.engine_gone()
         self.fail_all(engine_dead(reason))
@@ -109,7 +110,7 @@ class EngineClient:
                 call.set_exception(engine_dead(reason))
 
     def fail_all(self, error: ApiError) -> None:
-        """Every waiter gets this error. What the engine still sends for these requests is dropped."""
+        """Every waiter gets this error. Later messages of the engine about these requests are dropped."""
         for rid in list(self.waiters):
             self._deliver(rid, error, last=True)
 
@@ -121,8 +122,8 @@ class EngineClient:
         rank: int | None = None,
     ) -> None:
         """Sends requests; their updates go into `queue`. `names`: the clients' names for them, if not the
-        ids. If the engine has gone meanwhile, the update is that error. `rank` chooses among several; here
-        there is one."""
+        ids. If the engine has ended in the meantime, the update is an error. `rank`: unused, there is only
+        one engine here."""
         if self.ready is None:
             for request in requests:
                 queue.put_nowait(Update(request.rid, no_engine(self.rank)))
@@ -160,28 +161,28 @@ class EngineClient:
                 self._send(Abort(rid))
 
     async def set_speculative_defaults(self, defaults: SpeculativeParams) -> None:
-        """For requests that come later. An engine must be there. Raises ValueError for what it cannot do,
-        ApiError when it is gone before it has answered."""
+        """Sets the defaults of later requests. An engine must be running. Raises ValueError for options that
+        it does not support, ApiError if it ends before it has answered."""
         await self._call(SetSpeculativeDefaults(next(self.numbers), defaults))
         self.speculative_defaults = defaults
 
     async def flush_cache(self) -> None:
-        """Drops the prefix cache. An engine must be there. Raises ValueError while it has requests, ApiError
-        when it is gone before it has answered."""
+        """Empties the prefix cache. An engine must be running. Raises ValueError while it has requests,
+        ApiError if it ends before it has answered."""
         await self._call(FlushCache(next(self.numbers)))
 
     async def record_experts(self, action: RecordAction) -> list[ExpertRecord]:
-        """Begins or ends to record the rows of experts; "dump" returns what was recorded, if anything, and
-        begins anew. An engine must be there. Raises ValueError for one that does not count, ApiError when it
-        is gone before it has answered."""
+        """Starts or stops recording the rows of experts. "dump" returns the record, if there is one, and
+        begins a new one. An engine must be running. Raises ValueError if it does not count, ApiError if it
+        ends before it has answered."""
         record = await self._call(RecordExperts(next(self.numbers), action))
         if action != "dump":
             self.recording = action == "start"
         return [] if record is None else [record]
 
     def profile(self, steps: int | None, first: int | None) -> asyncio.Future[ProcessTrace]:
-        """Records where the engine's time goes, see `StartProfile`. An engine must be there. The result comes
-        after `steps` steps, or after `end_profile`; ApiError when the engine is gone before that."""
+        """Records a profile of the engine, see `StartProfile`. An engine must be running. The result comes
+        after `steps` steps, or after `end_profile`; ApiError if the engine ends before that."""
         message = StartProfile(next(self.numbers), steps, first)
         done = self.calls[message.call] = asyncio.get_running_loop().create_future()
         done.add_done_callback(lambda _: self.calls.pop(message.call))
@@ -242,14 +243,15 @@ class EngineClient:
                 call.set_exception(ValueError(message.error))
 
     def _deliver_scores(self, scores: PromptScores) -> None:
-        """The requests are of one client, which needs them once: for the first that is not aborted."""
+        """These requests are choices of one client request, so only the first that is not aborted gets
+        them."""
         rid = next((rid for rid in scores.rids if rid in self.waiters), None)
         if rid is not None:
             self.waiters[rid].queue.put_nowait(Update(rid, scores))
 
     def _deliver_tokens(self, tokens: Tokens) -> None:
         waiter = self.waiters.get(tokens.rid)
-        if waiter is not None:  # else it was aborted meanwhile
+        if waiter is not None:  # otherwise it was aborted in the meantime
             waiter.tokens += len(tokens.tokens)
             self.tokens += len(tokens.tokens)
             waiter.queue.put_nowait(Update(tokens.rid, tokens))
@@ -257,7 +259,7 @@ class EngineClient:
     def _deliver(self, rid: str, what: Output | ApiError, last: bool) -> None:
         waiter = self.waiters.get(rid)
         if waiter is None:
-            return  # aborted meanwhile
+            return  # aborted in the meantime
         if last:
             self._forget(rid, lost=isinstance(what, ApiError) or what.finish_reason == "abort")
         elif isinstance(what, Output):

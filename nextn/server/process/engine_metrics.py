@@ -1,5 +1,5 @@
-"""What the engine's steps come to: totals, the last interval of decode steps, and the decode log, which has a
-line for each interval and now and then one on what automatic depth does."""
+"""Metrics of the engine's steps: totals, the last interval of decode steps, and the decode log. The log has a
+line for each interval, and lines about automatic depth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nextn.stats import EngineStats, SpecStats, TransferStats
 log = logging.getLogger("nextn.decode")
 
 DEFAULT_STEPS = 40  # the interval when no log lines are asked for
-# Seconds of load between two lines on drafting, at least: where it began or ended, and where it stayed.
+# Minimum seconds of load between two lines about drafts: after a change, and without a change.
 CHANGED, STAYED = 5.0, 30.0
 
 TOTALS = ("prompt_tokens", "cached_tokens", "generated_tokens", "retracted", "waited", "sent")
@@ -21,8 +21,8 @@ TRANSFER_TOTALS = ("finished", "failed", "fallbacks", "pages", "bytes", "seconds
 
 
 class EngineMetrics:
-    """Of one server. `stats` is what the engine said last, all zero while there is none. Totals go on over a
-    restart of the engine. log_steps: decode steps between two log lines; 0: there are none."""
+    """The metrics of one server. `stats`: the engine's last message, all zero without an engine. Totals
+    continue after a restart of the engine. log_steps: decode steps between two log lines; 0: no lines."""
 
     def __init__(self, log_steps: int = 0) -> None:
         self.stats = EngineStats()
@@ -31,7 +31,7 @@ class EngineMetrics:
         self.engine_up = False
         self.restarts = 0
         self.busy = 0.0  # seconds in which the engine had work
-        self._before = EngineStats()  # of engines that are gone
+        self._before = EngineStats()  # of engines that have ended
 
     def on_step(self, stats: EngineStats, seconds: float) -> None:
         self.stats = stats
@@ -40,7 +40,7 @@ class EngineMetrics:
         self.drafting_log.update(stats.auto, seconds)
 
     def engine_gone(self) -> None:
-        """Keeps the totals of an engine that is gone; the next one counts from zero."""
+        """Keeps the totals of an engine that has ended; the next one counts from zero."""
         self.engine_up = False
         self._before = self.totals()
         self.stats = EngineStats()
@@ -48,7 +48,7 @@ class EngineMetrics:
         self.drafting_log.restart()
 
     def totals(self) -> EngineStats:
-        """Over all engines that this server has had."""
+        """The totals of all engines that this server has had."""
         spec = SpecStats()
         spec.merge(self._before.spec)
         spec.merge(self.stats.spec)
@@ -60,7 +60,7 @@ class EngineMetrics:
 
 
 def together(before: TransferStats | None, now: TransferStats | None) -> TransferStats | None:
-    """Of engines that are gone and the present one; `active` is the present one's."""
+    """The sum for engines that have ended and the present one; `active` is only the present one's."""
     if before is None or now is None:
         return now if before is None else dataclasses.replace(before, active=0)
     total = TransferStats(active=now.active)
@@ -72,9 +72,8 @@ def together(before: TransferStats | None, now: TransferStats | None) -> Transfe
 class DecodeInterval:
     """Metrics over intervals of `log_steps` decode steps, and a log line at the end of each.
 
-    They are those of the last whole interval. Until there is one, or when the engine falls idle in the
-    middle of one, they are those of the interval so far. Time counts only while the engine is busy.
-    """
+    They are the metrics of the last complete interval. Before the first, or if the engine becomes idle within
+    an interval, they are those of the current interval. Time counts only while the engine is busy."""
 
     def __init__(self, log_steps: int) -> None:
         self._steps = log_steps or DEFAULT_STEPS
@@ -110,7 +109,7 @@ class DecodeInterval:
 
     @property
     def accept_rate(self) -> float:
-        """Drafts accepted / drafts proposed, all depths together."""
+        """Drafts accepted / drafts proposed, over all depths."""
         return sum(self.spec.accepted) / max(sum(self.spec.proposed), 1)
 
     def line(self, stats: EngineStats) -> str:
@@ -136,7 +135,7 @@ class DraftingLog:
         self._seconds = math.inf  # of load, since the last line
 
     def update(self, auto: DraftingState | None, seconds: float) -> None:
-        """After a step. seconds: how long the engine was busy with it."""
+        """Called after a step. seconds: how long the engine was busy with it."""
         if auto is None or not self._logs:
             return
         self._seconds += seconds

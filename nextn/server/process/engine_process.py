@@ -1,9 +1,8 @@
-"""The engine process: takes messages, runs steps, sends outputs. One `Engine`, one thread, no web framework.
+"""The engine process: reads messages, runs steps, sends outputs. One `Engine`, one thread, no web framework.
 
-The supervisor starts it with the spawn method. It ends on `Stop`, when its parent is gone, or with a
-traceback when a step fails: the bookkeeping of such an engine is in doubt. An error that concerns one request
-ends that request alone (`nextn.engine.runner`, `nextn.scheduler.scheduler`).
-"""
+The supervisor starts it with the spawn method. It ends on `Stop`, when its parent has ended, or with a
+traceback when a step fails, because then the engine's bookkeeping may be wrong. An error that concerns only
+one request ends only this request (`nextn.engine.runner`, `nextn.scheduler.scheduler`)."""
 
 from __future__ import annotations
 
@@ -66,8 +65,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nextn.engine")
 
-IDLE_MS = 500  # how often an idle engine checks that its parent is still there
-COMPILING_MS = 2  # how often one that waits for grammars checks whether they are compiled
+IDLE_MS = 500  # how often an idle engine checks that its parent still runs
+COMPILING_MS = 2  # how often an engine that waits for grammars checks whether they are compiled
 PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MakeEngine = Callable[..., "Engine"]  # of a config; and of a `Place`, if there are groups
 
@@ -88,7 +87,7 @@ def agent_of(engine: Engine, config: ServerConfig, rank: int) -> Agent | None:
 
 
 def take_gpu(config: ServerConfig, rank: int) -> None:
-    """Each replica has GPUs of its own, as many as ranks. Raises ValueError if there are too few."""
+    """Each replica takes its own GPUs, one for each rank. Raises ValueError if there are too few."""
     if config.device == "cpu" or config.distributed_executor_backend == "ray":  # which chooses itself
         return
     if config.attention_dp > 1:  # the ranks of all groups have the GPUs from the first one on
@@ -115,8 +114,8 @@ def run(
     rank: int | None = None,
     place: Place | None = None,
 ) -> None:
-    """The child's main function. `address`: the ipc:// socket that the parent listens on. `rank`: of several
-    replicas or groups, the one that it is. `place`: if there are groups."""
+    """The child's main function. `address`: the ipc:// socket that the parent listens on. `rank`: number of
+    this replica or group, if there are several. `place`: if there are groups."""
     die_with_parent(parent)
     # Ctrl-C and a service manager's SIGTERM reach the whole group; the parent drains first, then says Stop.
     for number in PARENTS_SIGNALS:
@@ -131,7 +130,7 @@ def run(
         engine = make(config) if place is None else make(config, place)
         agent = agent_of(engine, config, rank or 0)
     except Exception as e:
-        if not isinstance(e, (ValueError, OSError)):  # no mistake of the user's
+        if not isinstance(e, (ValueError, OSError)):  # not caused by the user's options or files
             traceback.print_exc()
         link.send(Failed(str(e) or type(e).__name__))
         link.close()
@@ -147,7 +146,7 @@ def run(
         )
     )
     gc.collect()
-    gc.freeze()  # weights and modules need never be looked at again
+    gc.freeze()  # the garbage collector never has to look at weights and modules again
     try:
         grammars = GrammarCompiler(config, engine.vocab_size, engine.eos_token_ids)
         loop(engine, link, grammars, agent, rank)
@@ -157,13 +156,13 @@ def run(
         if engine.wakes is not None:
             engine.wakes.leave()
         code = 0
-    except PeerGone:  # which was said when it was noticed
+    except PeerGone:  # already logged
         code = 1
     except Exception:
         log.critical("the engine failed and ends:\n%s", traceback.format_exc())
         code = 1
     link.close()
-    if code:  # at once: an orderly end would tell the ranks of other machines not to come again
+    if code:  # at once: a normal end would tell the ranks of other machines not to join again
         os._exit(code)
 
 
@@ -188,8 +187,8 @@ class Link:
         wakes: Wakes | None = None,
         agent: Agent | None = None,
     ) -> list[ToEngine]:
-        """All messages there are; with `wait`, those that come within that time, or none when one of the
-        others wakes before that. Stop, if the parent is gone."""
+        """All messages that have arrived. With `wait`: waits up to `milliseconds` for messages; returns none
+        if `wakes` or `agent` has something earlier. `Stop` if the parent has ended."""
         others = [each for each in (wakes, agent) if each is not None]
         if wait and others:
             zmq.select([self.socket, *others], [], [], milliseconds / 1000)
@@ -219,7 +218,7 @@ def loop(
     grammars.start()
     line = GrammarLine(grammars)
     began = sent = time.perf_counter()
-    known = (0, 0)  # what the server knows of transfers, and of tokens in use
+    known = (0, 0)  # what the server was told about transfers and tokens in use
     profile = EngineProfile(link.send, rank)
     while True:
         lap = TRACE.laps("engine loop")
@@ -267,7 +266,7 @@ def loop(
         stats = engine.stats()
         moved = False
         if agent is not None:
-            # A transfer may end on its thread after `exchange`: its pages are given back one round later.
+            # A transfer may end on its thread after `exchange`. Then its pages are freed one round later.
             stats.transfer, before = agent.stats, known
             known = agent.stats.active, stats.used_tokens
             moved = known != before
@@ -284,12 +283,12 @@ def loop(
             else:
                 others.append(out)
         now = time.perf_counter()
-        # An engine that only waits for grammars sends a sign of life: the watchdog ends a silent one.
+        # An engine that only waits for grammars sends a message too: the watchdog would end a silent one.
         if stepped or aborted or moved or (line and now - sent >= IDLE_MS / 1000):
             link.send(StepOutputs(others, stats, now - began, scores, tokens))
             began = sent = now
         elif not stepped and not line:
-            began = now  # a step for other groups alone
+            began = now  # a step only for other groups
         lap("send")
         profile.stepped()
 
@@ -321,7 +320,7 @@ def add(
 
 
 def prompt_scores(outputs: list[Output], requests: dict[str, Request]) -> list[PromptScores]:
-    """Takes them out of the outputs. A group's are sent once, with the first output of its requests."""
+    """Moves prompt log-probabilities out of the outputs. A group's are sent once, with its first output."""
     found = []
     for out in outputs:
         group, scores = requests[out.rid].group, out.prompt_logprobs

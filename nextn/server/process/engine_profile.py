@@ -16,7 +16,7 @@ class EngineProfile:
         self._call: int | None = None  # of the profile that runs
 
     def start(self, message: StartProfile, steps: int) -> None:
-        """steps: that the engine has made so far."""
+        """steps: number of steps that the engine has made so far."""
         self.stop()
         self._call = message.call
         after = 0 if message.first is None else max(0, message.first - steps - 1)
@@ -29,6 +29,6 @@ class EngineProfile:
             self._send(Profiled(call, TRACE.take()))
 
     def stepped(self) -> None:
-        """To be called after each step: the profile's last one may have been made."""
+        """To be called after each step. Ends the profile after its last step."""
         if self._call is not None and not TRACE.on:
             self.stop()

@@ -1,4 +1,4 @@
-"""What the rest of the server sees of its engine: one process (`EngineClient`), or several (`Replicas`)."""
+"""The server's interface to its engine: one process (`EngineClient`), or several (`Replicas`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nextn.server.protocol.errors import ApiError
 
 
 class Engines(Protocol):
-    """`EngineClient` says what each call does."""
+    """`EngineClient` documents each call."""
 
     request_timeout: float | None
 
@@ -24,7 +24,7 @@ class Engines(Protocol):
 
     @property
     def ready(self) -> Ready | None:
-        """What every request must keep to; None while there is no engine to serve."""
+        """The facts and limits of the engine, for every request; None while no engine can serve."""
 
     @property
     def active(self) -> int: ...

@@ -1,4 +1,4 @@
-"""In the engine's process: new requests wait here until their grammars are compiled."""
+"""The queue in the engine process where new requests wait until their grammars are compiled."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Waiting(NamedTuple):
 
 
 class GrammarLine:
-    """Groups of requests; a group is one HTTP request. None of a group begins before all can, so that a
+    """Groups of requests; a group is one HTTP request. The requests of a group begin together, so that a
     grammar that does not compile is reported before the answer begins."""
 
     def __init__(self, grammars: GrammarCompiler) -> None:
@@ -66,7 +66,7 @@ class GrammarLine:
                     each.compiling.drop()
 
     def take(self) -> Iterator[list[Ready]]:
-        """Refused requests, at once; then the groups that are ready, each once."""
+        """Yields refused requests first, and then the groups that are ready, each once."""
         for group in self._groups:
             refused = [each for each in group if each.refused]
             group[:] = [each for each in group if not each.refused]

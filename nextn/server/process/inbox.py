@@ -1,4 +1,4 @@
-"""What has come from the engines for one HTTP request, and is not yet taken."""
+"""Updates from the engines for one HTTP request that have not been read yet."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from nextn.server.protocol.errors import ApiError
 
 class Update(NamedTuple):
     """An output of request `rid`, the log-probabilities of its prompt (other requests may share them), or an
-    error, after which nothing comes."""
+    error, which is the last update."""
 
     rid: str
     what: Output | Tokens | PromptScores | ApiError
 
 
 class Updates(Protocol):
-    """Where an engine's client puts them: an `Inbox`, or an `asyncio.Queue`."""
+    """The queue into which an engine's client puts updates: an `Inbox`, or an `asyncio.Queue`."""
 
     def put_nowait(self, update: Update, /) -> None: ...
 
 
 class Inbox:
-    """A queue for one reader, who takes all there is: one who comes late finds several steps of a request."""
+    """A queue for one reader, which takes all updates at once. A late reader gets several steps together."""
 
     def __init__(self) -> None:
         self._updates: list[Update] = []
@@ -37,7 +37,7 @@ class Inbox:
             self._reader.set_result(None)
 
     async def take(self) -> list[Update]:
-        """Waits until there is something."""
+        """Takes all updates. Waits if there are none."""
         if not self._updates:
             self._reader = asyncio.get_running_loop().create_future()
             try:

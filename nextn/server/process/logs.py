@@ -18,8 +18,8 @@ dp_rank: ContextVar[int | None] = ContextVar("dp_rank", default=None)
 
 
 def configure(level: str, format: str, engine: bool = False, rank: int | None = None) -> None:
-    """Of this process. `format`: text or json. `engine`: is this the engine's process? `rank`: of several
-    replicas, the one that it is."""
+    """Configures logging of this process. `format`: text or json. `engine`: whether this is the engine
+    process. `rank`: number of this replica, if there are several."""
     handler = logging.StreamHandler(sys.stderr)
     text = TEXT_OF_THE_ENGINE if engine else TEXT
     handler.setFormatter(JsonLines(rank) if format == "json" else Lines(text, rank))
@@ -27,8 +27,8 @@ def configure(level: str, format: str, engine: bool = False, rank: int | None = 
 
 
 class Lines(logging.Formatter):
-    """Indents lines after a line break in a message: it may quote a client, and must not look like our
-    lines."""
+    """Indents lines after a line break in a message, because it may quote a client's text, which must not
+    look like a log line."""
 
     def __init__(self, text: str, rank: int | None = None) -> None:
         super().__init__(text)

@@ -1,6 +1,6 @@
-"""What the HTTP process and the engine process say to each other: msgspec structs in MessagePack.
+"""Messages between the HTTP process and the engine process: msgspec structs in MessagePack.
 
-`Request` objects stay in the engine process; the other side knows a request by its `rid`.
+`Request` objects stay in the engine process. The HTTP process knows a request by its `rid`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ class NewRequest(msgspec.Struct, array_like=True):
     tokens: list[int]
     params: SamplingParams
     priority: int = 0  # larger goes first
-    # Those of one `Add` with the same number have one prompt, and want the same log-probabilities of it.
+    # Requests of one `Add` with the same number have the same prompt and want the same log-probabilities of
+    # it.
     group: int | None = None
     client: str = ""  # "host port" of its connection: grammars of many are compiled in turn
-    remote: Remote | None = None  # where its prompt's pages come from, or by what name they will be asked for
+    remote: Remote | None = None  # source of its prompt's pages, or the name under which others fetch them
 
 
 class Add(msgspec.Struct, tag=True, array_like=True):
@@ -33,12 +34,12 @@ class Add(msgspec.Struct, tag=True, array_like=True):
     `add_of`, read by `requests_of`."""
 
     requests: list[NewRequest]
-    same_tokens: list[bool]  # of each request: its prompt is the last one's, and empty here
+    same_tokens: list[bool]  # for each request: its prompt is that of the previous request, and empty here
     same_constraint: list[bool]  # likewise; None here
 
 
 def add_of(requests: Sequence[NewRequest]) -> Add:
-    """What a request shares with the one before is sent once: a long prompt may have 128 choices."""
+    """Data that a request shares with the previous one is sent once: a long prompt may have 128 choices."""
     short, same_tokens, same_constraint = [], [], []
     last: NewRequest | None = None
     for new in requests:
@@ -56,7 +57,7 @@ def add_of(requests: Sequence[NewRequest]) -> Add:
 
 
 def requests_of(add: Add) -> list[NewRequest]:
-    """The requests as they were; each has tokens of its own."""
+    """The requests as passed to `add_of`; each has its own list of tokens."""
     requests: list[NewRequest] = []
     for new, tokens, constraint in zip(add.requests, add.same_tokens, add.same_constraint, strict=True):
         if tokens:
@@ -68,20 +69,20 @@ def requests_of(add: Add) -> list[NewRequest]:
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True):
-    """The engine frees the pages before its next step; nothing of the request follows."""
+    """The engine frees the request's pages before its next step and sends nothing more about it."""
 
     rid: str
 
 
 class SetSpeculativeDefaults(msgspec.Struct, tag=True, array_like=True):
-    """For requests that come later; `Done` follows."""
+    """Sets the defaults of later requests; `Done` follows."""
 
     call: int
     defaults: SpeculativeParams
 
 
 class FlushCache(msgspec.Struct, tag=True, array_like=True):
-    """Drops the prefix cache, unless requests are in the engine; `Done` follows."""
+    """Empties the prefix cache, unless requests are in the engine; `Done` follows."""
 
     call: int
 
@@ -90,16 +91,16 @@ RecordAction: TypeAlias = Literal["start", "stop", "dump"]
 
 
 class RecordExperts(msgspec.Struct, tag=True, array_like=True):
-    """The record of experts' rows: `Done` follows, or `Recorded` after "dump"."""
+    """Controls the record of experts' rows: `Done` follows, or `Recorded` after "dump"."""
 
     call: int
     action: RecordAction
 
 
 class StartProfile(msgspec.Struct, tag=True, array_like=True):
-    """Records where the engine's time goes; `Profiled` follows, after `steps` steps or on `StopProfile`.
-    first: the number of the first step that is recorded, counted from the engine's start; the next one if
-    that has passed."""
+    """Records a profile of the engine; `Profiled` follows, after `steps` steps or on `StopProfile`. first:
+    the number of the first step to record, counted from the engine's start; if it has passed, the next
+    step."""
 
     call: int
     steps: int | None
@@ -107,7 +108,7 @@ class StartProfile(msgspec.Struct, tag=True, array_like=True):
 
 
 class StopProfile(msgspec.Struct, tag=True, array_like=True):
-    """Nothing, if the profile has ended."""
+    """Ends the profile. Ignored if it has ended."""
 
 
 class Stop(msgspec.Struct, tag=True, array_like=True):
@@ -120,7 +121,7 @@ ToEngine: TypeAlias = (
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True):
-    """The engine is loaded. `startup` is what it allocated, to be shown."""
+    """The engine is loaded. `startup`: facts about it, to be shown."""
 
     vocab_size: int
     context_length: int
@@ -137,7 +138,7 @@ class Failed(msgspec.Struct, tag=True, array_like=True):
 
 
 class Rejected(msgspec.Struct, tag=True, array_like=True):
-    """The engine did not take a request. `busy`: not now; it may be tried again."""
+    """The engine refused a request. `busy`: it may be tried again later."""
 
     rid: str
     message: str
@@ -145,33 +146,33 @@ class Rejected(msgspec.Struct, tag=True, array_like=True):
 
 
 class Done(msgspec.Struct, tag=True, array_like=True):
-    """Call `call` was carried out, or could not be: `error`."""
+    """Call `call` was executed, or failed with `error`."""
 
     call: int
     error: str | None
 
 
 class Recorded(msgspec.Struct, tag=True, array_like=True):
-    """Of call `call`: None if no step was recorded."""
+    """The record for call `call`; None if no step was recorded."""
 
     call: int
     record: ExpertRecord | None
 
 
 class Profiled(msgspec.Struct, tag=True, array_like=True):
-    """What `StartProfile` of this call asked for."""
+    """The result of `StartProfile` with this call number."""
 
     call: int
     trace: ProcessTrace
 
 
 class PromptScores(msgspec.Struct, array_like=True):
-    """Log-probabilities of the prompt that these requests share. They come in columns, so that a long prompt
-    takes the HTTP process's loop a millisecond to read; `unpack` may be called in a thread."""
+    """Log-probabilities of the prompt that these requests share. They are in columns, so that the HTTP
+    process's loop reads a long prompt in a millisecond; `unpack` may be called in a thread."""
 
     rids: list[str]
     own: list[float]  # of every token but the first
-    top_ids: list[int]  # of the most likely tokens at each of these, equally many
+    top_ids: list[int]  # of the most likely tokens at each of these, the same number for each
     top_logprobs: list[float]
 
     @classmethod
@@ -189,8 +190,8 @@ class PromptScores(msgspec.Struct, array_like=True):
 
 
 class Tokens(msgspec.Struct, array_like=True):
-    """An output that has tokens and nothing else of what outputs can have. Nearly all are such, and reading
-    one takes a quarter of the time that an `Output` takes. Made by `tokens_of`."""
+    """An output that has only tokens, like nearly all outputs. Reading one takes a quarter of the time of an
+    `Output`. Made by `tokens_of`."""
 
     rid: str
     tokens: list[int]
@@ -207,7 +208,7 @@ class Tokens(msgspec.Struct, array_like=True):
 
 
 def tokens_of(out: Output) -> Tokens | None:
-    """None: the output has more than that."""
+    """None: the output has more than tokens."""
     if (
         out.finish_reason is not None
         or out.logprobs is not None
@@ -221,9 +222,9 @@ def tokens_of(out: Output) -> Tokens | None:
 
 
 class StepOutputs(msgspec.Struct, tag=True, array_like=True):
-    """After a step, or after aborts between steps. `seconds`: how long the engine was busy with it. `scores`:
-    of prompts that are now complete; the outputs themselves have none. `tokens`: of other requests, or before
-    the outputs."""
+    """Sent after a step, or after aborts between steps. `seconds`: how long the engine was busy with it.
+    `scores`: of prompts that are now complete; the outputs themselves have none. `tokens`: of other requests,
+    or before the outputs."""
 
     outputs: list[Output]
     stats: EngineStats

@@ -1,5 +1,5 @@
-"""Which prompts a replica was sent lately, as hashes of their beginnings: an approximation of what its prefix
-cache holds, for whoever chooses a replica."""
+"""The prompts that a replica was sent recently, as hashes of their beginnings. They approximate the contents
+of its prefix cache, for the choice of a replica."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def hashed(tokens: Sequence[int]) -> list[int]:
 
 
 class PrefixIndex:
-    """Of one engine process; it begins empty, as the engine's cache does. It forgets what was sent longest
-    ago, and the end of a prompt before its beginning."""
+    """The index of one engine process. It begins empty, like the engine's cache. It drops the oldest prompts
+    first, and the end of a prompt before its beginning."""
 
     def __init__(self, slots: int) -> None:
-        """slots: of the engine's KV pool; it can hold no more."""
+        """slots: of the engine's KV pool, the maximum that the cache can hold."""
         self.most = min(slots // BLOCK, MOST_BLOCKS)
         self._blocks: OrderedDict[int, None] = OrderedDict()  # the latest is last
 

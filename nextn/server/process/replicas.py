@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 
 
 class Replicas:
-    """`Engines` of more than one; they differ in nothing but the size of the KV pool, if at all."""
+    """`Engines` for several engine processes. They can differ only in the size of the KV pool."""
 
     def __init__(
         self, ranks: Sequence[EngineClient], dispatch: Dispatch, request_timeout: float | None = None
@@ -27,7 +27,7 @@ class Replicas:
 
     @property
     def ready(self) -> Ready | None:
-        """Of the engine with the shortest context, as a request may go to any of them."""
+        """The facts of the engine with the shortest context, because a request may go to any of them."""
         up = [client.ready for client in self.ranks if client.ready is not None]
         return min(up, key=lambda ready: ready.context_length, default=None)
 
@@ -50,7 +50,7 @@ class Replicas:
         names: Sequence[str] | None = None,
         rank: int | None = None,
     ) -> None:
-        """rank: of the replica that the client asks for; then it is an error if just that one is down."""
+        """rank: the replica that the client asks for. If this one is down, that is an error."""
         if self.ready is None:
             for request in requests:
                 queue.put_nowait(Update(request.rid, no_engine()))
@@ -76,7 +76,7 @@ class Replicas:
 
     async def set_speculative_defaults(self, defaults: SpeculativeParams) -> None:
         await self._all(lambda client: client.set_speculative_defaults(defaults))
-        for client in self.ranks:  # those that are down take them when they are up
+        for client in self.ranks:  # those that are down get them when they are up
             client.speculative_defaults = defaults
 
     async def flush_cache(self) -> None:
@@ -93,8 +93,8 @@ class Replicas:
         return [record for each in records for record in each]
 
     async def _all(self, call: Callable[[EngineClient], Coroutine[None, None, Answer]]) -> list[Answer]:
-        """Calls all that are up, and returns what they answer. One that is gone before it answers begins
-        afresh in any case: that is an error only if no other answers."""
+        """Calls all that are up, and returns their answers. An engine that ends before it answers is
+        restarted with a new state in any case, so this is an error only if no other answers."""
         up = [client for client in self.ranks if client.ready is not None]
         ended = await asyncio.gather(*map(call, up), return_exceptions=True)
         errors = [error for error in ended if isinstance(error, BaseException)]

@@ -1,8 +1,8 @@
-"""The rooms of a prefill server: which engine has the request that a decode server asks for.
+"""The rooms (bootstrap rooms, as in SGLang) of a prefill server: which engine has the request that a decode
+server asks for.
 
-A room is opened when its request goes to an engine. It stays known for a while after the request has ended,
-as a decode server may ask late.
-"""
+A room is opened when its request is sent to an engine. It stays known for some time after the request has
+ended, because a decode server may ask late."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 from nextn.server.process.messages import Ready
 
-MOST_ENDED = 2**16  # rooms that are remembered after their requests ended
+MOST_ENDED = 2**16  # maximum number of rooms that stay known after their requests have ended
 
 
 @dataclass(slots=True, eq=False)
 class Room:
-    """rank: of the engine, and `ready`: of the one that has it, not of its successors. `lost`: its request
-    ended before all of its prompt was computed."""
+    """rank, `ready`: of the engine that has the request, not of its successors. `lost`: the request ended
+    before its whole prompt was computed."""
 
     rank: int
     ready: Ready
     lost: bool = False
-    ended: float = 0.0  # monotonic; 0: it has not
+    ended: float = 0.0  # monotonic time; 0: not ended
 
 
 class Rooms:
@@ -35,7 +35,7 @@ class Rooms:
         self._ended: OrderedDict[int, Room] = OrderedDict()
 
     def open(self, room: int, rank: int, ready: Ready) -> bool:
-        """A request of this room goes to an engine. False: another one has the room."""
+        """A request of this room is sent to an engine. False if another request has the room."""
         self._forget_old()
         if room in self._running:
             return False

@@ -1,7 +1,7 @@
-"""A process for calls that hold the interpreter's lock for long. In the process that serves everybody they
-would hold up all requests, from a thread too. It runs at a low priority, one call after the other.
+"""A separate process for calls that hold the interpreter's lock for a long time. In the server process they
+would delay all requests, even from a thread. It runs at a low priority, one call after the other.
 
-It starts with the first call. When it has been idle for a while it ends, with all memory that calls took.
+It starts with the first call. After some idle time it ends, which frees all memory that calls took.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nextn.server.protocol.errors import ApiError, unavailable
 
 NICE = 10
 IDLE_SECONDS = 30.0
-CALL_SECONDS = 60.0  # for one call, beside whatever else the machine does
+CALL_SECONDS = 60.0  # maximum time of one call, even on a busy machine
 # As with multiprocessing's spawn, what this process can import the other can.
 RUN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -72,7 +72,7 @@ class SideProcess:
             self._link.send_bytes(data)
             result = self._link.recv()
         except (EOFError, OSError) as e:
-            if self._process.wait() == 0:  # it had been idle for long enough just then
+            if self._process.wait() == 0:  # it had just ended because it was idle
                 return self._call(function, data, more)
             raise unavailable("the process that reads large bodies ended; try again", "body_not_read") from e
         finally:
@@ -100,7 +100,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def serve(descriptor: int, idle: float) -> None:
     """The main function of the process. It ends when the other end of the link is closed, too."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they are the server's
+    for number in (signal.SIGINT, signal.SIGTERM):  # these signals are for the server
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
     link, trim = Connection(descriptor), malloc_trim()

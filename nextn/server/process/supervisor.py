@@ -32,9 +32,9 @@ from nextn.server_config import ServerConfig
 
 log = logging.getLogger("nextn.server")
 
-FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0  # seconds before a start; doubled each time that one fails
+FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0  # seconds before a start; doubled after each failed start
 WINDOW_SECONDS = 600.0  # in which restarts are counted
-LAST_WORDS_SECONDS = 0.5  # for messages of a dead engine that are still under way
+LAST_WORDS_SECONDS = 0.5  # for messages of a dead engine that have not arrived yet
 SOCKET_PATH_LIMIT = 80  # a Unix socket's path may have about 100 bytes
 STOP_SECONDS = 2.0  # for an engine to end by itself; then it is killed
 
@@ -130,7 +130,7 @@ class EngineHandle:
         return how_it_ended(self.process.exitcode)
 
     def ask_to_stop(self) -> bool:
-        """False where it would not hear it: it still loads, or has ended."""
+        """False if it cannot read the message, because it still loads or has ended."""
         if not self.listens or self.died.done():
             return False
         self.channel.send(encode(Stop()))
@@ -147,7 +147,8 @@ class EngineHandle:
 
 
 class Supervisor:
-    """Keeps an engine behind each of `clients`: one, or those of groups, which live and die together."""
+    """Keeps an engine running for each of `clients`: one, or those of groups, which start and end
+    together."""
 
     def __init__(self, config: ServerConfig, clients: Sequence[EngineClient], make: MakeEngine) -> None:
         self.config, self.clients, self.make = config, clients, make
@@ -183,7 +184,7 @@ class Supervisor:
             raise
 
     def attach(self, handles: Sequence[EngineHandle], readies: Sequence[Ready]) -> None:
-        """Lets them serve."""
+        """Connects the engines to their clients, so that they serve."""
         for client, handle, ready in zip(self.clients, handles, readies, strict=True):
             client.attach(ready, handle.channel)
 
@@ -211,7 +212,7 @@ class Supervisor:
                 break
 
     def _count_restart(self) -> None:
-        """Of all together: one."""
+        """Counts one restart for all engines together."""
         now, most = time.monotonic(), self.config.max_engine_restarts
         while self.restarts and self.restarts[0] < now - WINDOW_SECONDS:
             self.restarts.popleft()
@@ -224,7 +225,7 @@ class Supervisor:
             client.metrics.restarts += 1
 
     async def _serve(self, handles: Sequence[EngineHandle]) -> None:
-        """Passes on the engines' messages until one dies. Then every waiting request of all has got an
+        """Passes on the engines' messages until one dies. Then every waiting request of all has received an
         error."""
         each = zip(self.clients, handles, strict=True)
         serving = [asyncio.ensure_future(self._pass_on(client, handle)) for client, handle in each]
@@ -238,7 +239,7 @@ class Supervisor:
             await end(serving)
 
     async def _pass_on(self, client: EngineClient, handle: EngineHandle) -> None:
-        """Until this engine dies."""
+        """Passes on messages until this engine dies."""
         logs.dp_rank.set(client.rank)
         failed = handle.channel.listen(client.receive)
         watching = asyncio.ensure_future(self._watchdog(client, handle))
@@ -254,7 +255,7 @@ class Supervisor:
         log.error("the engine process ended (%s); %s", handle.how_it_ended(), theirs)
 
     async def _watchdog(self, client: EngineClient, handle: EngineHandle) -> None:
-        """Ends an engine that hangs, that is, has requests and makes no step."""
+        """Kills an engine that hangs: it has requests and makes no step."""
         seconds = self.config.watchdog_timeout
         while True:
             await asyncio.sleep(seconds / 4)
@@ -275,7 +276,7 @@ class Supervisor:
 
 
 def kill_all(handles: Sequence[EngineHandle]) -> None:
-    """At once: none works on while another is waited for."""
+    """Kills all engines first and then waits, so that none continues to run during the wait."""
     for handle in handles:
         handle.process.kill()
     for handle in handles:

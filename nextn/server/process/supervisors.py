@@ -39,8 +39,8 @@ class Supervisors:
         return [ready for its in readies for ready in its]
 
     async def keep(self, handles: Sequence[Handles]) -> None:
-        """Serves with these engines and their successors. One that dies too often stays down. Raises
-        StartupError when none is left, so that whoever watches this server notices."""
+        """Serves with these engines and their successors. An engine that dies too often stays down. Raises
+        StartupError when none is left, so that the server ends."""
         left = {
             asyncio.ensure_future(supervisor.keep(its)): supervisor.rank
             for supervisor, its in zip(self.each, handles, strict=True)

@@ -1,6 +1,6 @@
-"""The tokens of rows of hidden states, chosen on the device.
+"""Chooses the tokens after rows of hidden states, on the device.
 
-draws: called where the choice takes more than the logits.
+draws: called only if the choice needs more than the logits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nextn.sampling.row_draws import Choosing, RowDraws, draw_rows
 
 
 def chosen(model: TorchModel, hidden: Tensor, draws: Callable[[], RowDraws], choosing: Choosing) -> Tensor:
-    """The target's, [N] int64, NO_TOKEN where there is no choice. hidden: [N, C]."""
+    """The target's choices, [N] int64; NO_TOKEN if no token can be chosen. hidden: [N, C]."""
     if choosing == Choosing.GREEDY and model.group.size == 1:
         return model.ops.best_of_product(hidden, model.head)[0]
     return draw_rows(model.logits(hidden), draws(), choosing, model.ops.uniforms)[0]
@@ -24,8 +24,8 @@ def guessed(
     model: TorchModel, state: Tensor, count: int, draws: Callable[[], RowDraws], choosing: Choosing,
     confident: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The drafter's, of the first `count` rows, and their confidence, if it is wanted. state: [count or more,
-    C]."""
+    """The drafter's guesses for the first `count` rows, and their confidence if `confident`. state:
+    [count or more, C]."""
     if choosing == Choosing.GREEDY and model.group.size == 1 and model.draft_rows is None:
         tokens, confidence = model.ops.best_of_product(state, model.head)
         return tokens[:count], confidence[:count] if confident else None

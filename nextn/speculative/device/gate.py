@@ -1,8 +1,8 @@
-"""`nextn.cutoff.CutChains` on the device: the confidence gate of a step's chains, in plain tensor code of
-fixed shapes. The host reads no number.
+"""The confidence check of a step's chains on the device: `nextn.cutoff.CutChains` in plain tensor code of
+fixed shapes. The host reads no numbers.
 
-The gains of a pass are added up in f64, where `CutChains` adds f32 numbers one after another: the two may
-disagree about a pass whose gain equals its cost to seven digits. That changes a draft and no text.
+The gains of a pass are added in f64, while `CutChains` adds f32 numbers one after the other. The two may
+differ for a pass whose gain equals its cost to seven digits. This can change a draft, but no text.
 
 Shapes: R requests.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nextn.cutoff import EDGES, NO_GUESS, Cutoff
 
-NUMBERS = NO_GUESS + 4  # of a cutoff, see `cutoff_numbers`
+NUMBERS = NO_GUESS + 4  # length of `cutoff_numbers`
 
 
 def cutoff_numbers(cutoff: Cutoff) -> list[float]:
@@ -31,8 +31,8 @@ def bins_of(confidence: Tensor, edges: Tensor) -> Tensor:
 
 
 class Gate:
-    """going: [R] bool, the chains that get a further guess. kept: [R] int64, guesses of each chain that are
-    worth verifying."""
+    """going: [R] bool, the chains that get a further guess. kept: [R] int64, the number of guesses of each
+    chain that are worth verifying."""
 
     def __init__(self, numbers: Tensor, num_steps: Tensor, chains: Tensor) -> None:
         """numbers: [NUMBERS] f32. num_steps: [R] int64. chains: [R] bool, those that the cutoff may end."""
@@ -44,8 +44,8 @@ class Gate:
         self._made = 0
 
     def guessed(self, fell: Tensor, found: Tensor, others: Tensor) -> None:
-        """A guess of each chain that is `going` fell into these bins, [R] int64, if one was `found`, [R]
-        bool. others: does the next pass run in any case?"""
+        """Each chain in `going` got a guess. fell: [R] int64, its confidence bin. found: [R] bool, whether
+        there was a guess. others: whether the next pass runs in any case."""
         self._made += 1
         chains = self.going & found
         self._holds = torch.where(chains, self._holds * self._rates[fell], self._holds)

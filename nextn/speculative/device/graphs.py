@@ -1,6 +1,7 @@
-"""Steps on the device as CUDA graphs: one graph a step, captured once for each shape.
+"""Steps on the device as CUDA graphs: one graph per step, captured once for each shape.
 
-Graphs of all shapes share their memory: they run one after another, and what lasts lies outside of it.
+The graphs of all shapes share memory, because they run one after the other. Data that must outlive a step is
+outside of this memory.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ import torch
 from nextn.speculative.device.shape import StepShape
 from nextn.speculative.device.step import DeviceStep
 
-OFTEN = 256  # steps of a shape: they pay a capture, which takes as long as some 50 to 100 of them
+OFTEN = 256  # steps of a shape after which a capture pays; it takes as long as some 50 to 100 steps
 
 log = logging.getLogger("nextn.engine")
 
 
 class StepPasses(Protocol):
-    """How the step of a shape is run."""
+    """Runs steps of given shapes."""
 
     def prepare(self, shape: StepShape) -> StepShape:
-        """The shape that a step of this one is to run in. Called before the step's inputs are sent; may write
-        over them."""
+        """The shape in which a step of `shape` will run. Called before the step's inputs are sent, because it
+        may overwrite them."""
 
     def run(self, shape: StepShape) -> None:
-        """The step, once its inputs are there, in a shape that `prepare` has given."""
+        """Runs the step, after its inputs have been sent, in a shape that `prepare` returned."""
 
 
 class OneByOne:
-    """Kernel by kernel."""
+    """Launches steps kernel by kernel."""
 
     def __init__(self, step: DeviceStep) -> None:
         self.run = step.run
@@ -42,19 +43,20 @@ class OneByOne:
 
 
 class StepGraphs:
-    """A capture holds all requests up. So a step of a shape that has no graph runs in that of another which
-    covers it, if there is one, and its shape gets a graph when it has come OFTEN times."""
+    """Runs steps as graphs. A capture delays all requests. So a step whose shape has no graph runs in the
+    graph of a shape that covers it, if there is one. The shape gets its own graph when it has come OFTEN
+    times."""
 
     def __init__(self, step: DeviceStep) -> None:
         self._step = step
-        # None: this step cannot be captured and is launched kernel by kernel.
+        # None: steps of this shape cannot be captured and are launched kernel by kernel.
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph | None] = {}
         self._memory = torch.cuda.graph_pool_handle()
-        self._came: Counter[StepShape] = Counter()  # of those without a graph
+        self._came: Counter[StepShape] = Counter()  # how often shapes without a graph came
         self._covering: dict[StepShape, StepShape] = {}
 
     def capture(self, shapes: Iterable[StepShape], captured: Callable[[], None]) -> None:
-        """captured: called after each."""
+        """Captures graphs of these shapes. captured: called after each."""
         for shape in shapes:
             self.add(shape)
             captured()
@@ -76,7 +78,7 @@ class StepGraphs:
 
     @torch.inference_mode()
     def add(self, shape: StepShape) -> None:
-        """A graph for this shape."""
+        """Captures a graph for this shape."""
         try:
             self._graphs[shape] = self._capture(shape)
         except Exception as e:
@@ -91,24 +93,24 @@ class StepGraphs:
             graph.replay()
 
     def _capture(self, shape: StepShape) -> torch.cuda.CUDAGraph:
-        self._step.sent.whole.zero_()  # nobody's requests: what runs here changes nothing
+        self._step.sent.whole.zero_()  # no requests: this run changes nothing
         self._step.run(shape)  # compiles kernels, which a capture must not do
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        # Another thread may wait for the results of steps meanwhile.
+        # Another thread may wait for the results of steps during the capture.
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             self._step.run(shape)
         return graph
 
 
 def smallest_covering(shape: StepShape, others: Iterable[StepShape]) -> StepShape | None:
-    """Of the others, the smallest in which steps of `shape` may run."""
+    """The smallest of `others` in which steps of `shape` can run."""
     covering = [other for other in others if other.covers(shape)]
     return min(covering, default=None, key=lambda s: (s.rows, s.drafting, s.requests, s.longest))
 
 
 def graph_bytes(step: DeviceStep, shape: StepShape) -> int:
-    """Memory of the device that the graph of a shape takes; it is given back."""
+    """Device memory that the graph of a shape takes. Captures one and frees it again."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before, _ = torch.cuda.mem_get_info(step.inputs.device)

@@ -1,9 +1,9 @@
-"""Memory of the host from which a step's inputs go to the device and to which its results come.
+"""Host memory for the inputs of a step, which are copied to the device, and for its results, copied back.
 
-The device copies while the host goes on. Meanwhile nothing may write what it reads, or read what it writes.
-So each step takes buffers that no other step has, and gives them back when its results are there. Then its
-copies have ended, as the device does everything in order. There are as many as steps were ever under way.
-"""
+The device copies while the host continues. During a copy, the host must not write its source or read its
+target. So each step has its own buffers until its results have arrived. By then its copies have ended,
+because the device works in order. The number of buffers is the largest number of steps that were launched at
+a time."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from nextn.speculative.device.step import DeviceStep
 
 
 class HostBuffers:
-    """Of one step; pinned where the device is a GPU. cutoff, inputs, places, pages: to be sent, see `Sent`.
-    All but the first are memoryviews of one dimension, which take an array in a fraction of the time.
-    results: as those of `DeviceStep`. more: [n] int64, what only some steps send."""
+    """The buffers of one step; pinned if the device is a GPU. cutoff, inputs, places, pages: to be sent, see
+    `Sent`. All but the first are memoryviews of one dimension, because arrays can be copied into these much
+    faster. results: as those of `DeviceStep`. more: [n] int64, data that only some steps send."""
 
     def __init__(self, step: DeviceStep) -> None:
         self._step, self._pinned = step, step.inputs.is_cuda
         requests, width = step.inputs.shape
         self._sent = Sent(requests, width, torch.device("cpu"), self._pinned)
         self._results = self._empty(tuple(step.results.shape), torch.int32)
-        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # to cut them out takes longer than to copy
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # slicing takes longer than copying
         self._there = torch.cuda.Event() if self._pinned else None
         self.more = self._empty((0,), torch.int64)
-        # Of the same memory.
+        # Views of the same memory.
         self.cutoff, self.results = self._sent.cutoff.numpy(), self._results.numpy()
         self.inputs, self.pages = self._sent.inputs.flatten().numpy().data, self._sent.pages.numpy().data
         self.places = self._sent.places.numpy().data.cast("B").cast("q")
@@ -42,11 +42,11 @@ class HostBuffers:
         return self.more[:count]
 
     def send(self) -> None:
-        """Begins to copy what is to be sent."""
+        """Begins to copy the inputs to the device."""
         self._step.sent.whole.copy_(self._sent.whole, non_blocking=True)
 
     def fetch(self, requests: int) -> None:
-        """Begins to copy the results of so many requests, once the step has run."""
+        """Begins to copy the results of `requests` requests, after the step has run."""
         if requests not in self._copies:
             self._copies[requests] = self._results[:requests], self._step.results[:requests]
         to, results = self._copies[requests]
@@ -55,13 +55,13 @@ class HostBuffers:
             self._there.record()
 
     def wait(self) -> None:
-        """For what was fetched to be there."""
+        """Waits until the results have arrived."""
         if self._there is not None:
             self._there.synchronize()
 
 
 class FreeBuffers:
-    """Those that no step has."""
+    """The buffers that no step uses."""
 
     def __init__(self, step: DeviceStep) -> None:
         self._step = step
@@ -71,6 +71,6 @@ class FreeBuffers:
         return self._free.pop() if self._free else HostBuffers(self._step)
 
     def give(self, buffers: HostBuffers) -> None:
-        """The results of the step that took them are there, and have been read."""
+        """Returns the buffers of a step whose results have arrived and have been read."""
         assert all(each is not buffers for each in self._free)
         self._free.append(buffers)

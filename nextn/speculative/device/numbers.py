@@ -1,6 +1,6 @@
-"""What a step on the device computes between the passes of its layers: batches, verification, the gate of its
-chains, results, and rows of the relay. `nextn.speculative.device.plain` says in plain tensor code what that
-is; `nextn.speculative.device.triton` gives the same in a few kernels.
+"""The contract of the work of a device step between its forward passes: batches, verification, the confidence
+check of chains, results, and rows of the relay. `nextn.speculative.device.plain` does it in plain tensor
+code, `nextn.speculative.device.triton` with a few kernels.
 
 Shapes: R requests, T rows of the target and of draft extend.
 """
@@ -17,8 +17,8 @@ from nextn.speculative.device.relay import Relay
 
 
 class StepMemory(NamedTuple):
-    """What stays where it is from step to step. inputs: [most requests, INPUTS] int32; results: [most
-    requests, RESULT_WIDTH] int32; cutoff: [NUMBERS] f32; edges: of bins of confidence, f32. row_align: of the
+    """Memory with fixed addresses for all steps. inputs: [max requests, INPUTS] int32; results: [max
+    requests, RESULT_WIDTH] int32; cutoff: [NUMBERS] f32; edges: of confidence bins, f32. row_align: of the
     model."""
 
     relay: Relay
@@ -31,8 +31,8 @@ class StepMemory(NamedTuple):
 
 
 class Extend(NamedTuple):
-    """The draft layer's pass over committed positions, T rows. source: [T], the rows of the target's states
-    that they go on from. last: [R or more], each request's last row of the pass."""
+    """The draft layer's pass over committed positions, T rows. source: [T], the rows of the target's hidden
+    states that it reads. last: [R or more], each request's last row of the pass."""
 
     batch: Batch
     source: Tensor
@@ -40,26 +40,27 @@ class Extend(NamedTuple):
 
 
 class StepNumbers(Protocol):
-    """Of one step; to be called in this order."""
+    """The work of one step. The methods are to be called in this order."""
 
     def begin(self) -> Batch:
-        """The target's batch, of roots and drafts."""
+        """The target's batch: roots and drafts."""
 
     def draws(self) -> RowDraws:
-        """Of the target's rows."""
+        """The draws for the target's rows."""
 
     def verify(self, chosen: Tensor) -> Extend | None:
-        """chosen: [T] int64, the target's choices, NO_TOKEN where there is none. The drafts that are the
-        target's own choices hold, and the choice after them is the next token. Where there is none, the
-        request goes on from what holds; with no draft at all, it fails. None: nothing is drafted."""
+        """chosen: [T] int64, the target's choices, NO_TOKEN if there is none. Drafts that equal the target's
+        choices are accepted, and the choice after them is the bonus token. If there is no such choice, the
+        request continues from the accepted drafts; without any draft, it fails. Returns None if no drafts are
+        made."""
 
     def guess_draws(self, step: int) -> RowDraws:
-        """Of guess number `step` of each chain, [R]."""
+        """The draws for guess number `step` of each chain, [R]."""
 
     def guessed(self, step: int, guess: Tensor, confidence: Tensor | None) -> Batch | None:
-        """guess: [R] int64, number `step` of each chain, NO_TOKEN where there is none. confidence: [R] f32,
-        where the cutoff may end chains. Returns the batch of the next pass, a row for each request; None
-        after the last guess."""
+        """guess: [R] int64, guess number `step` of each chain, NO_TOKEN if there is none. confidence: [R]
+        f32, if the cutoff may end chains. Returns the batch of the next pass, with a row for each request, or
+        None after the last guess."""
 
     def end(self) -> None:
         """Writes the relay's rows and the results."""

@@ -1,8 +1,8 @@
-"""`nextn.speculative.device.numbers.StepNumbers` in plain tensor code of fixed shapes: what a step computes.
+"""`nextn.speculative.device.numbers.StepNumbers` in plain tensor code of fixed shapes.
 
-Every pass runs: without the host nothing can end them. So all guesses of a chain are made, as where the host
-chooses on a device (`nextn.models.base.DeviceChoice`), and the gate says which would have been made and are
-worth verifying. Rows that a chain does not need are computed in page 0.
+All passes run, because only the host could skip one. So all guesses of a chain are made, as with
+`nextn.models.base.DeviceChoice`, and the gate decides which would have been made and are worth verifying.
+Rows that a chain does not need are computed in page 0.
 
 Shapes: R requests, T rows of the target and of draft extend, D = MAX_DRAFTS.
 """
@@ -27,7 +27,7 @@ from nextn.speculative.device.shape import StepShape
 
 class PlainNumbers:
     def __init__(self, memory: StepMemory, shape: StepShape, index_dtype: torch.dtype) -> None:
-        """index_dtype: of the arrays that ops get."""
+        """index_dtype: of the index arrays for ops."""
         self.memory, self.shape, relay = memory, shape, memory.relay
         self.inputs = memory.inputs[: shape.requests].long()
         self.slots = self.inputs[:, SLOT]
@@ -70,14 +70,14 @@ class PlainNumbers:
         return self._extend() if self.shape.drafting.extends else None
 
     def _nothing_drafted(self) -> None:
-        """tokens, bins: [R, D]; the first `made` are guesses, of which the first `kept` are worth verifying.
-        depth: of the chain that is wanted."""
+        """Resets the drafts. tokens, bins: [R, D]; the first `made` are guesses, of which the first `kept`
+        are worth verifying. depth: the wanted depth of each chain."""
         self.tokens, self.bins = torch.zeros_like(self.before.drafts), torch.zeros_like(self.before.drafts)
         self.made = self.kept = self.depth = torch.zeros_like(self.before.length)
 
     def _extend(self) -> Extend:
         before, done, inputs, total = self.before, self.done, self.inputs, self.shape.rows
-        # As the drafter counts positions and pages.
+        # Positions and pages are counted from the first position that the drafter attends to.
         self.start = before.length - 1 - inputs[:, DRAFT_FROM]
         self.drafter_page_at = self.page_at + inputs[:, DRAFT_FROM] // self.paged.page_size
         self.length = before.length + done.taken
@@ -125,5 +125,5 @@ class PlainNumbers:
         self.memory.results[: self.shape.requests] = found.int()
 
     def _padded(self, values: Tensor) -> Tensor:
-        """[R] -> as many rows as the model wants."""
+        """[R], padded to a multiple of the model's row_align."""
         return F.pad(values, (0, align(len(values), self.memory.row_align) - len(values)))

@@ -1,10 +1,10 @@
-"""What a step on the device leaves there for the next one: of each request a row of numbers and a page table.
-So a step can be launched before the host has read the one before.
+"""The relay: the state that a step on the device leaves there for the next step. Each request has a row of
+numbers and a page table. So a step can be launched before the host has read the result of the previous one.
 
-A request has a slot from its first such step until it is dropped. Slot 0 is nobody's: a request that has
-ended, with pages that are all page 0; it fills a batch up.
+A request has a slot from its first such step until it is dropped. Slot 0 belongs to no request. It is like a
+request that has ended, with page 0 as all its pages, and pads batches.
 
-Everything is int32: seeds and streams are bit patterns of 32-bit words, f32 numbers their own.
+Everything is int32: seeds and streams are stored as 32-bit words, f32 numbers as their bit patterns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ WIDTH = END_IDS + ENDS
 
 
 class Start(NamedTuple):
-    """Where a request goes on: committed tokens, the last of them, its draft, and has it ended?"""
+    """Where a request continues: number of committed tokens, the last of them, its draft, whether it
+    ended."""
 
     length: int
     root: int
@@ -73,7 +74,7 @@ class Relay:
     """rows: [slots, WIDTH]. pages: [slots, most_pages]."""
 
     def __init__(self, slots: int, most_pages: int, device: torch.device) -> None:
-        """slots: the one that is nobody's not counted."""
+        """slots: without slot 0."""
         row = torch.from_numpy(null_row()).to(device)
         self.rows = row.repeat(slots + 1, 1)
         self.pages = torch.zeros(slots + 1, most_pages, dtype=torch.int32, device=device)
@@ -87,13 +88,13 @@ class Relay:
         self.rows.index_copy_(0, slots, rows.view(-1, WIDTH))
 
     def write_pages(self, places: Tensor, pages: Tensor) -> None:
-        """places [n] int64: slot * most_pages + number of the page; pages [n]."""
+        """places [n] int64: slot * most_pages + index in the page table; pages [n]."""
         self.pages.view(-1).index_copy_(0, places, pages)
 
 
 class Committed(NamedTuple):
-    """What a step settled for each request. tokens [R, 1 + MAX_DRAFTS]: the first `taken` are committed.
-    verified: drafts that it had. failed: could nothing be chosen, not even without drafts?"""
+    """What a step committed for each request. tokens [R, 1 + MAX_DRAFTS]: the first `taken` are committed.
+    verified: number of drafts that it had. failed: no token could be chosen, although it had no drafts."""
 
     tokens: Tensor
     taken: Tensor
@@ -103,7 +104,7 @@ class Committed(NamedTuple):
 
 
 class Requests:
-    """The rows of a step's R requests, as numbers to compute with: int64, and what choices depend on."""
+    """The rows of a step's R requests, converted: int64 numbers, and the parameters of choices."""
 
     def __init__(self, rows: Tensor) -> None:
         """rows: [R, WIDTH] int32, a copy."""
@@ -121,7 +122,7 @@ class Requests:
         )  # fmt: skip
 
     def after(self, done: Committed, count: Tensor, drafts: Tensor) -> Tensor:
-        """The rows that the step leaves. drafts [R, MAX_DRAFTS]: the first `count` are to be verified."""
+        """The rows after the step. drafts [R, MAX_DRAFTS]: the first `count` are to be verified."""
         rows, taken = self.rows, done.taken
         last = done.tokens.gather(1, (taken - 1).clamp(min=0)[:, None])[:, 0]
         root = torch.where(taken > 0, last, self.root)

@@ -1,5 +1,5 @@
-"""Which requests have a row of the relay, what the host knows of it, and what is sent to the device before a
-step runs."""
+"""Which requests have a row of the relay, what the host knows about this row, and the data that is sent to
+the device before a step runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nextn.speculative.state import RequestState
 
 
 class PlannedSpan(Protocol):
-    """What matters here of `nextn.scheduler.plan.SpanPlan`."""
+    """The fields of `nextn.scheduler.plan.SpanPlan` that are used here."""
 
     @property
     def start(self) -> int: ...
@@ -52,35 +52,35 @@ class PlannedSpan(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """slot: of the relay; 0: none yet. fits: may steps on the device serve the request? True: is its row what
-    the last step left, its page table up to date? unread: tokens that steps under way may have committed, at
-    most. num_steps: of the draft that the last of them makes."""
+    """One request. slot: of the relay; 0: none yet. fits: whether steps on the device support the request.
+    current: whether its row and page table on the device are up to date. unread: maximum number of tokens
+    that launched, unread steps may have committed. num_steps: depth of the draft that the last of these
+    makes."""
 
     state: RequestState
     choosing: Choosing
     fits: bool
     slot: int = 0
-    true: bool = False
+    current: bool = False
     unread: int = 0
     num_steps: int = 0
 
     @property
     def longest(self) -> int:
-        """Committed tokens, at most."""
+        """Maximum number of committed tokens."""
         state = self.state
         have, limit = len(state.history) + self.unread, state.limit
         return have if have < limit else limit
 
     def most_drafts(self, span: PlannedSpan) -> int | None:
-        """Nodes of its draft, at most. None: a step on the device does not serve the span as any other
-        would."""
-        if not (span.ahead and self.true):
+        """Maximum nodes of its draft. None: a step on the device cannot run this span."""
+        if not (span.ahead and self.current):
             if not self._takes(span):
                 return None
             if not span.ahead:
                 return len(span.draft.tokens)
             return min(span.most_drafts, len(self.state.proposed.tokens))
-        # The step before was the device's, so the request is one for it, and stays one.
+        # The previous step ran on the device, so the request fits, and continues to fit.
         if span.extend and span.draft_from >= len(self.state.history):
             return None
         most, known = span.most_drafts, self.num_steps
@@ -108,7 +108,7 @@ def make_seat(state: RequestState, vocabulary: int) -> Seat:
 
 
 class Load:
-    """What is sent to the device for a step: its inputs, and, of some requests, rows and pages."""
+    """The data sent to the device for a step: its inputs, and rows and pages of some requests."""
 
     def __init__(self, step: DeviceStep, vocabulary: int) -> None:
         self.step, self.vocabulary = step, vocabulary
@@ -119,23 +119,22 @@ class Load:
         self.pages: list[int] = []
 
     def add(self, seat: Seat, span: PlannedSpan, most: int, cut: bool) -> None:
-        """A span; its request's state has the span's pages. most: drafts."""
-        state, true = seat.state, seat.true
+        """Adds a span; its request's state already has the span's pages. most: maximum number of drafts."""
+        state, current = seat.state, seat.current
         self.inputs += seat.slot, span.num_steps if span.extend else -1, most, cut, span.draft_from
-        if not (true and span.ahead):
+        if not (current and span.ahead):
             start = _start(state, span, most)
             row = relay_row(start, state.limit, state.params, sorted(state.end_ids), self.vocabulary)
             self.slots.append(seat.slot)
             self.rows.append(row)
-        first, end = span.first_page if true else 0, len(state.pages)
+        first, end = span.first_page if current else 0, len(state.pages)
         if first < end:
             at = seat.slot * self.step.relay.most_pages
             self.places += range(at + first, at + end)
             self.pages += state.pages[first:]
 
     def send(self, requests: int, cutoff: Cutoff | None, buffers: HostBuffers) -> None:
-        """Begins to copy it to the device. requests: of the step, with those that fill it up. buffers: the
-        step's."""
+        """Begins to copy it to the device. requests: number of requests with padding. buffers: the step's."""
         places, pages = self.places, self.pages
         if self.slots or len(places) > requests:
             self._send_more(buffers)
@@ -166,7 +165,7 @@ class Load:
 
 
 def _start(state: RequestState, span: PlannedSpan, most: int) -> Start:
-    """Where a request goes on whose last step has been read."""
+    """Where a request continues, if its last step has been read."""
     have = len(state.history)
     draft: Sequence[int] = span.draft.tokens
     if span.ahead:

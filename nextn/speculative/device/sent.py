@@ -1,7 +1,7 @@
-"""What every step gets from the host, in one piece of memory, so that one copy sends it.
+"""The data that every step gets from the host, in one block of memory, so that one copy sends it.
 
-The host has such a piece for each step under way (`nextn.speculative.device.host_buffers`). The device has
-one, which steps read; there it stays where it is.
+The host has such a block for each launched step (`nextn.speculative.device.host_buffers`). The device has a
+single one, at a fixed address, which steps read.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from nextn.speculative.device.gate import NUMBERS
 
 class Sent:
     """whole: [n] int32. Its parts: inputs [requests, width] int32; cutoff [NUMBERS] f32; places [requests]
-    int64 and pages [requests] int32, what changes in page tables before the step. Where there are fewer
-    changes, the rest are place 0, of the slot that is nobody's, and page 0, which is there."""
+    int64 and pages [requests] int32, the changes of page tables before the step. If there are fewer changes,
+    the rest write page 0 to place 0, in slot 0, where it is already."""
 
     def __init__(self, requests: int, width: int, device: torch.device, pinned: bool = False) -> None:
-        """width: numbers of a request. Each part begins at a multiple of 16 bytes."""
+        """width: numbers per request. Each part begins at a multiple of 16 bytes."""
         counts = NUMBERS, requests * width, 2 * requests, requests
         ends = [0]
         for count in counts:

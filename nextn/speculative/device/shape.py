@@ -1,4 +1,4 @@
-"""What the code of a step on the device depends on besides its numbers."""
+"""The shape of a step on the device: everything that its code depends on, besides the numbers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from nextn.sampling.row_draws import Choosing
 
-FEW_ROWS = 16  # take no longer than one: a tile of the products has as many
+FEW_ROWS = 16  # take no longer than one row: a tile of the products has this number of rows
 
 
 class Drafting(NamedTuple):
-    """num_steps: of the deepest draft to make. extends: does the draft layer see any positions of the step?
-    gated: may the cutoff end chains?"""
+    """num_steps: depth of the deepest draft to make. extends: whether the draft layer runs over positions of
+    the step. gated: whether the cutoff may end chains."""
 
     num_steps: int = 0
     extends: bool = False
@@ -19,11 +19,11 @@ class Drafting(NamedTuple):
 
 
 class StepShape(NamedTuple):
-    """rows: T, of the target and of draft extend. choosing: the most that a request asks for. longest: no row
-    sees more positions.
+    """rows: T, of the target and of draft extend. choosing: the most general kind of choice of a request.
+    longest: maximum number of positions that a row attends to.
 
-    A step of one shape may run in that of another which has room for it: idle requests and rows change
-    nothing, and drafts end where each request's own depth says.
+    A step of one shape can run in a larger shape that covers it: idle requests and rows change nothing, and
+    drafts end at each request's own depth.
     """
 
     requests: int
@@ -33,7 +33,7 @@ class StepShape(NamedTuple):
     longest: int
 
     def covers(self, other: StepShape) -> bool:
-        """May steps of the other shape run in this one, at up to about twice the cost?"""
+        """Whether steps of the other shape can run in this one, in up to about twice the time."""
         mine, its = self.drafting, other.drafting
         return (
             self.choosing == other.choosing

@@ -1,11 +1,11 @@
 """A decode step of chains as one function of tensors on the device.
 
-The target over roots and drafts, the choice of every row, verification, draft extend, the next drafts with
-their confidence gate, and the relay for the step that follows. A `StepShape` fixes all shapes and the host
-reads nothing in between. So on CUDA the whole of it is one graph (`nextn.speculative.device.graphs`); in the
-tests the same code runs on the CPU.
+It contains the target's pass over roots and drafts, the choice of every row, verification, draft extend, the
+next drafts with their confidence check, and the relay for the next step. A `StepShape` fixes all shapes, and
+the host reads nothing in between. So on CUDA the whole step is one graph (`nextn.speculative.device.graphs`).
+In the tests, the same code runs on the CPU.
 
-It computes what `nextn.engine.runner` computes for such spans, to the bit: a row has the same bits in any
+It computes the same bits as `nextn.engine.runner` for such spans, because a row has the same bits in any
 batch.
 """
 
@@ -30,10 +30,10 @@ from nextn.speculative.device.shape import StepShape
 
 class DeviceStep:
     """inputs, cutoff, results: see `nextn.speculative.device.numbers.StepMemory`. sent: inputs, cutoff, and
-    what changes in page tables."""
+    the changes of page tables."""
 
     def __init__(self, model: TorchModel, pool: KVPool, relay: Relay, requests: int) -> None:
-        """requests: of a step, at most."""
+        """requests: maximum number in a step."""
         self.model, self.pool, self.relay = model, pool, relay
         device = model.device
         self.sent = Sent(requests, INPUTS, device)
@@ -44,7 +44,8 @@ class DeviceStep:
         )
 
     def run(self, shape: StepShape) -> None:
-        """Step of the first `shape.requests` inputs; changes their rows of the relay and writes results."""
+        """Runs a step of the first `shape.requests` inputs. Changes their rows of the relay, writes
+        results."""
         sent, requests = self.sent, shape.requests
         self.relay.write_pages(sent.places[:requests], sent.pages[:requests])
         numbers = self._numbers(shape)

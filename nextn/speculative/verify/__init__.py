@@ -1,9 +1,9 @@
-"""How drafts are verified: one file a mode, all pure.
+"""The verify modes: one file per mode, without side effects.
 
-    exact      a draft holds iff it is the token the target chooses with the request's noise
-    rejection  a draft holds with chance min(1, p / q), one after another
-    block      the same ratios, taken over the whole chain: never fewer drafts hold than in `rejection`
-    typical    a draft holds if the target finds it likely enough; lossy
+    exact      a draft is accepted if and only if the target chooses it with the request's noise
+    rejection  drafts are accepted one after the other, each with probability min(1, p / q)
+    block      the same ratios over the whole chain; accepts at least as many drafts as `rejection`
+    typical    a draft is accepted if the target finds it likely enough; lossy
 
 Terms of the last three: n drafts; p [n + 1, V], the target's distributions after temperature and filters, row
 0 after the root, row j + 1 after draft j; q [n, V], the distributions that the drafts were drawn from, row j

@@ -1,8 +1,8 @@
-"""Block: the longest prefix of the chain that holds as a whole.
+"""Block verification: accepts the longest prefix of the chain that passes as a whole.
 
-Sun et al., "Block Verification Accelerates Speculative Decoding" (arXiv 2403.10444). A ratio p / q above 1,
-which `rejection` cuts off at every draft, is saved up for the drafts after it; a prefix fails only
-together with all longer ones. No lossless way to verify one chain has more drafts hold on average.
+Sun et al., "Block Verification Accelerates Speculative Decoding" (arXiv 2403.10444). A ratio p / q above 1
+is cut off at every draft in `rejection`. Here it increases the chances of the drafts after it. A prefix is
+rejected only if all longer prefixes are. No lossless method accepts more drafts of one chain on average.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nextn.speculative.verify.verdict import Verdict, or_else, ratios, residual
 
 
 def covers(p: Tensor, q: Tensor, drafts: Sequence[int]) -> list[float]:
-    """[i]: the chance that the first i drafts hold, given what they are: min(1, last cover * p / q)."""
+    """[i]: the probability that the first i drafts pass, given these drafts: min(1, last cover * p / q)."""
     found = [1.0]
     for r in ratios(p, q, drafts):
         found.append(min(1.0, found[-1] * r))
@@ -23,12 +23,12 @@ def covers(p: Tensor, q: Tensor, drafts: Sequence[int]) -> list[float]:
 
 
 def chances(p: Tensor, q: Tensor, cover: Sequence[float]) -> list[float]:
-    """[i]: that the first i + 1 drafts hold, where no longer prefix does."""
+    """[i]: the probability that the first i + 1 drafts pass, if no longer prefix does."""
     n = len(cover) - 1
     found = []
     for i in range(1, n):
         left = float(residual(p[i], q[i], cover[i]).sum())
-        # Where nothing is left, as many longer prefixes hold as there can be.
+        # If nothing is left, longer prefixes already pass as often as possible.
         found.append(left / (left + (1.0 - cover[i])) if left > 0.0 else 0.0)
     return [*found, cover[n]] if n else []
 

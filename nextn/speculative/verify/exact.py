@@ -1,4 +1,4 @@
-"""Exact verification: a draft is accepted iff it is the token the target chooses at its place. Pure."""
+"""Exact verification: a draft is accepted if and only if the target chooses the same token there."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from nextn.draft import Draft
 
 
 def accepted_path(draft: Draft, choices: Sequence[int]) -> list[int]:
-    """The nodes, from the root's child down, that equal the target's choices. choices[0] is the choice after
-    the root, choices[i + 1] the one after node i; the last one on the path is the bonus token.
+    """The accepted nodes, from the root's child down. choices[0] is the target's choice after the root,
+    choices[i + 1] its choice after node i. The choice after the last accepted node is the bonus token.
 
     >>> accepted_path(Draft([5, 6, 7]), [5, 6, 9, 1])             # commits 5, 6 and the bonus 9
     [0, 1]
@@ -18,12 +18,12 @@ def accepted_path(draft: Draft, choices: Sequence[int]) -> list[int]:
     """
     assert len(choices) == len(draft.tokens) + 1
     if draft.parents is None:
-        held = 0
+        accepted = 0
         for token, choice in zip(draft.tokens, choices, strict=False):
             if token != choice:
                 break
-            held += 1
-        return list(range(held))
+            accepted += 1
+        return list(range(accepted))
     path: list[int] = []
     last = -1
     for node, token in enumerate(draft.tokens):  # children come after their parents

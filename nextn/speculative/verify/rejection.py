@@ -1,4 +1,5 @@
-"""Rejection: draft after draft, with chance min(1, p / q); the first that fails is drawn anew from p - q.
+"""Rejection sampling: accepts draft after draft with probability min(1, p / q). In place of the first draft
+that is rejected, a token is drawn from p - q.
 
 Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192); Chen et al.,
 "Accelerating Large Language Model Decoding with Speculative Sampling" (arXiv 2302.01318).
@@ -14,7 +15,7 @@ from nextn.speculative.verify.verdict import Verdict, or_else, ratios, residual
 
 
 def chances(p: Tensor, q: Tensor, drafts: Sequence[int]) -> list[float]:
-    """[j]: that draft j holds, where those before it do."""
+    """[j]: the probability that draft j is accepted, if those before it are."""
     return [min(1.0, r) for r in ratios(p, q, drafts)]
 
 

@@ -1,11 +1,12 @@
-"""Typical: a draft holds if the target finds it likely enough. Lossy, unless both thresholds are 1.
+"""Typical acceptance: accepts drafts that the target finds likely enough. Lossy unless thresholds are 1.
 
-The semantics are those of SGLang's tree_speculative_sampling_target_only (speculative_sampling.cuh), which
-`--speculative-accept-threshold-single` and `-acc` belong to: the children of a node are tried in their order;
-the target's probabilities of those tried so far add up, and a child holds when a coin is at most their sum /
-threshold_acc, or when its own probability is at least threshold_single. What was tried in vain is left out
-of the final draw. At 1 and 1 that is a draw from the target, child after child, by one coin: lossless for
-whatever drafts, and the likeliest ones serve best, so the drafter adds no noise.
+The rule is that of SGLang's tree_speculative_sampling_target_only (speculative_sampling.cuh), with options
+`--speculative-accept-threshold-single` and `-acc`. The children of a node are tried in their order. The
+target's probabilities of the children tried so far are summed up. A child is accepted if a random number (the
+coin) is at most sum / threshold_acc, or if its own probability is at least threshold_single. Children that
+were rejected are left out of the final draw. With thresholds of 1 this is a draw from the target with one
+coin, child after child. It is lossless for all drafts. The most likely drafts are accepted most often, so the
+drafter adds no noise.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def verify(
         for node in (i for i in range(len(draft)) if draft.parent(i) == last):
             chance = float(p[last + 1, draft.tokens[node]])
             total += chance
-            # What has no chance may be forbidden, by a grammar or min_tokens.
+            # A token with probability 0 may be forbidden by a grammar or min_tokens.
             if chance > 0.0 and (coin <= total / acc or chance >= threshold_single):
                 held = node
                 break

@@ -1,4 +1,4 @@
-"""What verification finds, and the two things its lossless modes are made of: ratios and residuals."""
+"""The result of verification, and two functions that the lossless modes share: ratios and residuals."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 class Verdict(NamedTuple):
-    path: Sequence[int]  # the drafts that hold, by index, from the root on
-    final: Tensor  # [V] f64: what the token after them is drawn in proportion to
+    path: Sequence[int]  # indices of the accepted drafts, from the root on
+    final: Tensor  # [V] f64: weights from which the token after them is drawn
 
 
 def ratios(p: Tensor, q: Tensor, drafts: Sequence[int]) -> list[float]:
-    """p / q of each draft. 0 where q is 0: such a draft is a rounding error of whoever drew it."""
+    """p / q of each draft. 0 where q is 0: such a draft was drawn by a rounding error."""
     assert p.shape[0] == len(drafts) + 1
     assert q.shape[0] == len(drafts)
     at = torch.tensor(drafts, dtype=torch.int64, device=p.device)[:, None]
@@ -25,10 +25,10 @@ def ratios(p: Tensor, q: Tensor, drafts: Sequence[int]) -> list[float]:
 
 
 def residual(p: Tensor, q: Tensor, scale: float = 1.0) -> Tensor:
-    """[..., V] f64: what of scale * p the drafts drawn from q do not cover."""
+    """[..., V] f64: the part of scale * p that drafts drawn from q do not cover."""
     return (scale * p.double() - q.double()).clamp_(min=0.0)
 
 
 def or_else(weights: Tensor, p: Tensor) -> Tensor:
-    """Where nothing is left, a draft was turned down by a rounding error: the target's own distribution."""
+    """`weights`, or p where all weights are 0: then a draft was rejected by a rounding error."""
     return weights if float(weights.sum()) > 0.0 else p.double()

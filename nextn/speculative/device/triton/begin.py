@@ -1,4 +1,4 @@
-"""The target's batch: of each request its root and drafts.
+"""Makes the target's batch: the root and drafts of each request.
 
 Shapes: R requests, T rows.
 """

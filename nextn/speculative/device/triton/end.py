@@ -1,4 +1,4 @@
-"""The relay's rows that a step leaves: a program for each request.
+"""Writes the rows of the relay at the end of a step: a program for each request.
 
 Shapes: R requests.
 """
@@ -31,7 +31,7 @@ from nextn.speculative.device.triton.columns import (
 
 @triton.jit
 def _end(inputs, relay, results, ended, D: tl.constexpr, PDL: tl.constexpr):
-    """Nobody's row, which several programs may write, stays as it is."""
+    """Row 0, which belongs to no request and which several programs may write, does not change."""
     wait(PDL)
     let_next_start(PDL)
     n, d = tl.program_id(0), tl.arange(0, D)

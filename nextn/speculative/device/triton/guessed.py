@@ -1,8 +1,8 @@
-"""After a guess of each chain: which go on, what the gate says of them, and the next pass. One program, as
-the gate adds the gains of all chains up.
+"""After a guess of each chain: the confidence check decides which chains continue, and the next pass is
+prepared. It is one program, because the check adds up the gains of all chains.
 
-The gate's arithmetic is that of `nextn.speculative.device.gate.Gate`: f32 without fused multiply-adds, and
-the sum f64, whose order makes no difference but in its last bits.
+The arithmetic is that of `nextn.speculative.device.gate.Gate`: f32 without fused multiply-adds, and a sum in
+f64, whose order matters only in the last bits.
 
 Shapes: R requests, in LANES lanes.
 """
@@ -34,7 +34,7 @@ from nextn.speculative.device.triton.layout import lanes_of, warps_of
 def _gate(
     line, fell, new, cut, active, depth, holding, going, cutoff, r, there, step
 ):  # fmt: skip
-    """Guesses of each chain that are worth verifying."""
+    """The number of guesses of each chain that are worth verifying."""
     chains = new & cut & (tl.load(going + r, mask=there & (step > 0), other=1) > 0)
     holds = tl.load(holding + r, mask=there & (step > 0), other=1.0)
     holds = tl.where(chains, holds * tl.load(cutoff + fell), holds)
@@ -55,7 +55,7 @@ def _guessed(
     positions, slots, pages_at, cu_rows, cu_paths, requests, wide, step, count, GATED: tl.constexpr,
     PASSES: tl.constexpr, PAGE: tl.constexpr, LANES: tl.constexpr, E: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """PASSES: does another pass follow? count: of edges."""
+    """PASSES: whether another pass follows. count: number of edges."""
     wait(PDL)
     let_next_start(PDL)
     r = tl.arange(0, LANES)
@@ -102,9 +102,9 @@ def guessed(
     inputs: Tensor, results: Tensor, step: int, guess: Tensor, confidence: Tensor | None, edges: Tensor,
     cutoff: Tensor, holding: Tensor, going: Tensor, extend: Batch, batch: Batch | None, page_size: int,
 ) -> None:  # fmt: skip
-    """results <- guess number `step` of each chain, [R] int64. confidence: [R] f32, None: nothing is cut.
-    holding, going: [R] f32 and int32, the gate's own from guess to guess. extend: the pass over committed
-    positions. batch <- the next pass; None: there is none."""
+    """results <- guess number `step` of each chain, [R] int64. confidence: [R] f32; None: no chain is cut.
+    holding, going: [R] f32 and int32, the state of the check from guess to guess. extend: the pass over
+    committed positions. batch <- the next pass; None: there is none."""
     assert guess.is_contiguous()
     assert confidence is None or confidence.is_contiguous()
     requests, spans = len(inputs), extend.attention

@@ -1,5 +1,5 @@
-"""Which span a row of a batch is of. A program is a block of rows; each adds the counts of all spans up by
-itself, so none waits for another.
+"""Finds the span of each row of a batch. A program is a block of rows. Each program adds up the counts of all
+spans itself, so none waits for another.
 
 Shapes: R spans, in LANES lanes, T rows, ROWS of a program.
 """
@@ -13,19 +13,20 @@ ROWS = 16  # of a program
 
 
 def lanes_of(requests: int) -> int:
-    """At least as many as there are requests: one of three, so that few kernels are compiled."""
+    """Number of lanes, at least the number of requests. Only three values, so that few kernels are
+    compiled."""
     return next(n for n in (16, 128, 512) if n >= requests)
 
 
 def warps_of(lanes: int) -> int:
-    """Of a program that has little to do for each request."""
+    """Number of warps of a program that has little work per request."""
     return max(1, lanes // 64)
 
 
 @triton.jit
 def span_of_rows(counts, row, spans, LANES: tl.constexpr):
-    """counts: [LANES], of each span. row: [ROWS]. Returns of each row its span, `spans` if it is of none, and
-    that span's first row; and of each span the row after its last."""
+    """counts: [LANES], rows of each span. row: [ROWS]. Returns the span of each row (`spans` if it belongs to
+    none), the first row of this span, and the row after the last of each span."""
     ends = tl.cumsum(counts, axis=0)
     before = (ends[None, :] <= row[:, None]) & (tl.arange(0, LANES) < spans)[None, :]
     span = tl.sum(before.to(tl.int32), axis=1)
@@ -36,7 +37,7 @@ def span_of_rows(counts, row, spans, LANES: tl.constexpr):
 def store_spans(
     starts, page_at, cu_rows, first_position, pages, ends, spans, rows, LANES: tl.constexpr
 ):  # fmt: skip
-    """Of all spans, and of the padding, which is one more."""
+    """Writes the arrays of all spans, and of the padding, which is one more span."""
     r = tl.arange(0, LANES)
     tl.store(starts + r, first_position, mask=r < spans)
     tl.store(page_at + r, pages, mask=r < spans)
@@ -51,7 +52,7 @@ def store_spans(
 def store_rows(
     positions, slots, span_of, cu_paths, table, row, span, position, pages, rows, PAGE: tl.constexpr
 ):  # fmt: skip
-    """Rows of no span stand at position 0 of page 0. cu_paths: nobody has a path."""
+    """Writes the arrays of rows. Rows of no span have position 0 in page 0. cu_paths: no row has a path."""
     ok = row < rows
     page = tl.load(table + pages + position // PAGE, mask=ok, other=0)
     tl.store(positions + row, position, mask=ok)

@@ -28,7 +28,7 @@ class TritonNumbers:
 
     @cached_property
     def _draws(self) -> RowDraws:
-        """Of each request's next token, before anything is committed."""
+        """The draws for each request's next token, before anything is committed."""
         return Requests(self.relay.rows.index_select(0, self.inputs[:, columns.SLOT])).draws
 
     def begin(self) -> Batch:
@@ -76,7 +76,7 @@ class TritonNumbers:
         return torch.empty(count, dtype=torch.int32, device=self.inputs.device)
 
     def _batch(self, rows: int, spans: int) -> Batch:
-        """To be filled in. The padding is a span, too."""
+        """A batch to be filled in. The padding is a span, too."""
         positions, slots, tokens, span_of = (self._empty(rows) for _ in range(4))
         starts, page_at = self._empty(spans + 1), self._empty(spans + 1)
         attention = Spans(
@@ -86,7 +86,7 @@ class TritonNumbers:
         return Batch(rows, tokens, positions, slots, attention)
 
     def _rows_apart(self) -> Batch:
-        """The same, of spans of a row each."""
+        """The same, for spans with one row each."""
         tokens, positions, slots, page_at = (self._empty(self.wide) for _ in range(4))
         bounds = self._empty(self.wide + 1)
         attention = Spans(

@@ -1,7 +1,7 @@
-"""What a step commits of each request, and the draft layer's pass over it.
+"""Computes what a step commits for each request, and the batch of the draft layer's pass over it.
 
-The programs of two tasks run side by side: program n settles request n, and lays rows n * ROWS, ... of the
-pass out. For these it finds out by itself what every request commits: that takes no longer than a launch.
+Program n has two tasks: it writes the result of request n, and the rows n * ROWS, ... of the pass. For the
+second task it computes by itself what every request commits, which takes no longer than another launch.
 
 Shapes: R requests, T rows.
 """
@@ -44,8 +44,8 @@ from nextn.speculative.device.triton.layout import ROWS, lanes_of, span_of_rows,
 
 @triton.jit
 def _taken(chosen, drafts, count, there, D: tl.constexpr):
-    """Tokens to commit. chosen, drafts: [N] pointers to each request's first. count: of drafts. there: is the
-    request alive?"""
+    """Number of tokens to commit. chosen, drafts: [N] pointers to each request's first. count: number of
+    drafts. there: whether the request is alive."""
     d = tl.arange(0, D)[None, :]
     has = (d < count[:, None]) & there[:, None]
     own = tl.load(chosen[:, None] + d, mask=has, other=0)
@@ -60,8 +60,8 @@ def _settle(
     n, inputs, relay, chosen, cu_rows, results, ended, EXTENDS: tl.constexpr, D: tl.constexpr,
     T: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    """One request: its row of the results, with no draft yet. The tokens that it commits are the target's
-    choices: drafts that hold are the same."""
+    """Writes the results of one request, without a draft yet. The tokens that it commits are the target's
+    choices, because accepted drafts are equal to them."""
     slot = tl.load(inputs + n * INPUTS + SLOT)
     own, line = relay + slot * WIDTH, results + n * RESULT_WIDTH
     length, limit = tl.load(own + LENGTH), tl.load(own + LIMIT)
@@ -103,7 +103,8 @@ def _lay_out(
     cu_paths, source, last, requests, wide, rows, most_pages, PAGE: tl.constexpr, LANES: tl.constexpr,
     ROWS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Rows of the pass; of program 0, what is of spans, too. As the drafter counts positions and pages."""
+    """Writes rows of the pass, and in program 0 also the arrays of spans. Positions and pages are counted
+    from the first position that the drafter attends to."""
     r = tl.arange(0, LANES)
     there = r < requests
     slot = tl.load(inputs + r * INPUTS + SLOT, mask=there, other=0)
