@@ -16,16 +16,29 @@ constexpr int CHAIN_ROWS = 2;       // less code, for the sanitizers
 constexpr int CHAIN_ROWS = 6;       // 6 x 4 accumulators, 4 weights and spares of 32 registers
 #endif
 constexpr int ROWS_TOGETHER = 96;   // that meet a chunk while it is in the cache: their sums are in the second level
+#if defined(__AVX512F__)
+constexpr int ABREAST = 4;          // vectors of outputs that rows of a chunk meet at a time
 constexpr int CHUNK_WORDS = 64;     // of k, unless a cell of few-bit codes has more: it is not cut
-constexpr int MOST_CHUNK_WORDS = 128;
+#else
+constexpr int ABREAST = 1;
+constexpr int CHUNK_WORDS = 256;
+#endif
+constexpr int MOST_CHUNK_WORDS = std::max(CHUNK_WORDS, 128);
 #if defined(NX_FEW_ROWS)
 constexpr int DIRECT_ROWS = CHAIN_ROWS;
 #elif defined(__AVX512F__)
 constexpr int DIRECT_ROWS = 8;  // that need no chunk
 #elif defined(__AVX2__)
-constexpr int DIRECT_ROWS = 3;
+constexpr int DIRECT_ROWS = 6;
 #else
 constexpr int DIRECT_ROWS = CHAIN_ROWS;
+#endif
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int DIRECT_GROUPS = 4;  // of rows, one after another, where it costs little to make the numbers for each
+#define NX_APART [[gnu::noinline]]  // so that a loop has the sixteen registers for itself
+#else
+constexpr int DIRECT_GROUPS = 1;
+#define NX_APART
 #endif
 
 struct ByPairs {  // dot products of bf16 pairs
@@ -33,14 +46,14 @@ struct ByPairs {  // dot products of bf16 pairs
     static constexpr bool pairs = true;
     static const Word* row(const VectorRows& x, int i) { return x.words(i); }
     static vi lift(Word x) { return splat_word(x); }
-    static vf step(vf acc, vi x, vi w) { return dot2(acc, x, w); }
+    static void step(vf& acc, vi x, vi w) { acc = dot2(acc, x, w); }
 };
 struct BySingles {  // f32 multiply-adds
     using Word = float;
     static constexpr bool pairs = false;
     static const Word* row(const VectorRows& x, int i) { return x.wide(i); }
     static vf lift(Word x) { return splat(x); }
-    static vf step(vf acc, vf x, vi w) { return fma(x, as_float(w), acc); }
+    static void step(vf& acc, vf x, vi w) { add_product(acc, x, as_float(w)); }
 };
 
 // A level's own way, and those that it has besides.
@@ -67,7 +80,7 @@ template <class By> struct SomeRows {
 
 // N vectors of outputs from v on, of M rows, over all of k. totals [M][64].
 template <class By, class Line, int FORM, int M, int N>
-void meet_directly(const Cells& cells, const SomeRows<By>& rows, int v, float* totals) {
+NX_APART void meet_directly(const Cells& cells, const SomeRows<By>& rows, int v, float* totals) {
     [[maybe_unused]] constexpr int ahead = 4096;  // bytes; the hardware prefetcher stops at page ends
     constexpr int count = By::pairs ? Line::inputs / 2 : Line::inputs;
     const int step = cells.V * Line::bytes;
@@ -92,7 +105,7 @@ void meet_directly(const Cells& cells, const SomeRows<By>& rows, int v, float* t
                     wv[n] = Line::template number<By::pairs, number>(w + n * Line::bytes, step);
                 NX_UNROLL for (int m = 0; m < M; ++m) {
                     const auto xm = By::lift(x[m][k + number]);
-                    NX_UNROLL for (int n = 0; n < N; ++n) acc[m][n] = By::step(acc[m][n], xm, wv[n]);
+                    NX_UNROLL for (int n = 0; n < N; ++n) By::step(acc[m][n], xm, wv[n]);
                 }
             });
         }
@@ -106,19 +119,22 @@ void meet_directly(const Cells& cells, const SomeRows<By>& rows, int v, float* t
 // Some cells of a panel as numbers, or some k of one cell.
 struct Chunk {
     static constexpr int CELLS = 8;
-    alignas(64) uint8_t words[MOST_CHUNK_WORDS * PANEL * 4];  // [k or pair of k][outputs]
+    alignas(64) uint8_t words[MOST_CHUNK_WORDS * PANEL * 4];  // [vectors / ABREAST][k or pair of k][outputs]
     alignas(64) float scales[CELLS * PANEL];             // [cell][outputs], as the following
     alignas(64) float starts[CELLS * PANEL];
     alignas(64) float mins[CELLS * PANEL];
     int V, cells, steps;  // steps: words of each cell
     bool first, last;     // whether they begin and end here
+
+    int wide() const { return std::min(V, ABREAST) * 64; }  // bytes from one word to the next
+    static int at(int v) { return v / ABREAST * (MOST_CHUNK_WORDS * ABREAST * 64) + v % ABREAST * 64; }
 };
 
 // Inputs [from, to) of cell c -> words of the chunk from word `at` on.
 template <class Line, bool Pairs> void widen(const Cells& cells, int c, int from, int to, Chunk& chunk, int at) {
     constexpr int count = Pairs ? Line::inputs / 2 : Line::inputs;
     [[maybe_unused]] constexpr int ahead = 4096;
-    const int step = cells.V * Line::bytes, wide = cells.V * 64;
+    const int step = cells.V * Line::bytes, wide = chunk.wide();
     const uint8_t* w = cells.codes<Line>(c) + int64_t(from / Line::inputs) * Line::lines * step;
     uint8_t* put = chunk.words + int64_t(at) * wide;
     for (int k = from; k < to; k += Line::inputs, w += Line::lines * step, put += count * wide)
@@ -129,7 +145,7 @@ template <class Line, bool Pairs> void widen(const Cells& cells, int c, int from
                 if (Line::bytes == 64 || v % 2 == 0) __builtin_prefetch(own + l * step + ahead);
 #endif
             each_number(NumbersOf<Line, Pairs>{}, [&](auto number) NX_INLINE {
-                store_words(put + number * wide + v * 64, Line::template number<Pairs, number>(own, step));
+                store_words(put + Chunk::at(v) + number * wide, Line::template number<Pairs, number>(own, step));
             });
         }
 }
@@ -137,9 +153,9 @@ template <class Line, bool Pairs> void widen(const Cells& cells, int c, int from
 // `chunk` with rows' words from x[m] and sums[m] on; totals and parts [rows][64] of these rows, parts: of a cell that
 // is not complete. N vectors of outputs from v on, of M rows.
 template <class By, int FORM, int M, int N>
-void meet_vectors(const Chunk& chunk, const SomeRows<By>& rows, int v, float* totals, float* parts) {
-    const uint8_t* w = chunk.words + v * 64;
-    const int wide = chunk.V * 64;
+NX_APART void meet_vectors(const Chunk& chunk, const SomeRows<By>& rows, int v, float* totals, float* parts) {
+    const uint8_t* w = chunk.words + Chunk::at(v);
+    const int wide = chunk.wide();
     const typename By::Word* x[M];
     NX_UNROLL for (int m = 0; m < M; ++m) x[m] = rows.x[m];
     for (int c = 0, k = 0; c < chunk.cells; ++c) {
@@ -156,7 +172,7 @@ void meet_vectors(const Chunk& chunk, const SomeRows<By>& rows, int v, float* to
             w += wide;
             NX_UNROLL for (int m = 0; m < M; ++m) {
                 const auto xm = By::lift(x[m][i]);
-                NX_UNROLL for (int n = 0; n < N; ++n) acc[m][n] = By::step(acc[m][n], xm, wv[n]);
+                NX_UNROLL for (int n = 0; n < N; ++n) By::step(acc[m][n], xm, wv[n]);
             }
         };
         const int end = k + chunk.steps;
@@ -173,12 +189,13 @@ void meet_vectors(const Chunk& chunk, const SomeRows<By>& rows, int v, float* to
     }
 }
 
-// does(v, n) for V vectors, n of them at a time: as many as there are registers for M rows' sums.
-template <int M, class Does> inline void each_vectors(int V, const Does& does) {
+// does(v, n) for V vectors, n of them at a time: as many as there are registers for M rows' sums and for what makes
+// numbers, which needs few where they are CHEAP.
+template <int M, bool CHEAP, class Does> inline void each_vectors(int V, const Does& does) {
 #if defined(__AVX512F__)
     constexpr int most = M <= CHAIN_ROWS ? 4 : 2;
 #elif defined(__AVX2__)
-    constexpr int most = M == 1 ? 4 : M <= 3 ? 2 : 1;
+    constexpr int most = M == 1 && CHEAP ? 4 : M <= 2 ? 2 : 1;
 #else
     constexpr int most = 1;
 #endif
@@ -212,16 +229,21 @@ template <class By> SomeRows<By> rows_from(const VectorRows& x, int first, int m
 // The chunk's rows, from word k and cell c on.
 template <class By, int FORM>
 void meet_chunk(const Chunk& chunk, const VectorRows& x, int first, int m, int k, int c, float* totals, float* parts) {
-    int groups = (m + CHAIN_ROWS - 1) / CHAIN_ROWS;
-    for (int i = 0, some; i < m; i += some, --groups) {
-        some = (m - i + groups - 1) / groups;
-        const SomeRows<By> rows = rows_from<By>(x, first + i, some, k, c, FORM >= STARTED);
-        with_rows(some, [&](auto count) {
-            if constexpr (count <= CHAIN_ROWS) each_vectors<count>(chunk.V, [&](int v, auto n) {
-                meet_vectors<By, FORM, count, n>(chunk, rows, v, totals + i * PANEL, parts + i * PANEL);
+    const int all = (m + CHAIN_ROWS - 1) / CHAIN_ROWS;
+    for (int v = 0; v < chunk.V; v += ABREAST)
+        for (int i = 0, groups = all, some; i < m; i += some, --groups) {
+            some = (m - i + groups - 1) / groups;
+            const SomeRows<By> rows = rows_from<By>(x, first + i, some, k, c, FORM >= STARTED);
+            const auto meet = [&](auto count, int from, auto n) {
+                meet_vectors<By, FORM, count, n>(chunk, rows, from, totals + i * PANEL, parts + i * PANEL);
+            };
+            with_rows(some, [&](auto count) {
+                if constexpr (count <= CHAIN_ROWS) {
+                    if (v + ABREAST <= chunk.V) return meet(count, v, std::integral_constant<int, ABREAST>{});
+                    for (int own = v; own < chunk.V; ++own) meet(count, own, std::integral_constant<int, 1>{});
+                }
             });
-        });
-    }
+        }
 }
 
 // totals [m][64], with room for ROWS_TOGETHER, = m <= ROWS_TOGETHER rows from `first` on times a panel.
@@ -231,13 +253,17 @@ void vector_product(const VectorRows& x, int first, int m, const NxWeight& w, co
     constexpr int direct = Line::inputs < 16 ? DIRECT_ROWS : std::min(DIRECT_ROWS, 3);
     const Cells cells(w, panel);
     if (FORM != PLAIN) for (int i = 0; i < std::max(m, DIRECT_ROWS) * PANEL; i += 16) store(totals + i, zero());
-    if (m <= direct) {
-        const SomeRows<By> rows = rows_from<By>(x, first, m, 0, 0, FORM >= STARTED);
-        return with_rows(m, [&](auto count) {
-            if constexpr (count <= direct) each_vectors<count>(cells.V, [&](int v, auto n) {
-                meet_directly<By, Line, FORM, count, n>(cells, rows, v, totals);
+    if (m <= direct * (Line::widens_cheaply ? DIRECT_GROUPS : 1)) {
+        for (int i = 0, groups = (m + direct - 1) / direct, some; i < m; i += some, --groups) {
+            some = (m - i + groups - 1) / groups;
+            const SomeRows<By> rows = rows_from<By>(x, first + i, some, 0, 0, FORM >= STARTED);
+            with_rows(some, [&](auto count) {
+                if constexpr (count <= direct) each_vectors<count, Line::widens_cheaply>(cells.V, [&](int v, auto n) {
+                    meet_directly<By, Line, FORM, count, n>(cells, rows, v, totals + i * PANEL);
+                });
             });
-        });
+        }
+        return;
     }
     static thread_local Chunk chunk;
     alignas(64) float parts[ROWS_TOGETHER * PANEL];

@@ -42,9 +42,20 @@ inline vi word_bits(vf x) { return as_words(x); }
 inline void store_words(uint8_t* p, vi w) { memcpy(p, &w, 64); }
 #endif
 
+// Element I of 16 int8 pairs.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+template <int I> inline vf int8_singles(const uint8_t* p) { return {int8_numbers<I>(p), int8_numbers<I>(p + 16)}; }
+#else
+template <int I> inline vf int8_singles(const uint8_t* p) {
+    const vi x = flipped(shifted(half_words(p), I ? 7 : 15), 255u << 15, 0x43800000u | 128u << 15);
+    return sub(as_float(x), splat(384.f));  // from 256 + 128 + q
+}
+#endif
+
 // Number I of `inputs` (or, of pairs, half as many) of one vector of outputs: its first line is at w, and `step` bytes
 // on is the next, of `lines`. get(w): of kinds with one pair in a line.
 struct F32Line {
+    static constexpr bool widens_cheaply = true;
     static constexpr int inputs = 1, lines = 1, bytes = 64;
     template <bool, int> static vi number(const uint8_t* w, int) { return words(w); }
 };
@@ -56,24 +67,27 @@ template <class Pair> struct PairLine {
     }
 };
 struct Bf16Line : PairLine<Bf16Line> {
+    static constexpr bool widens_cheaply = true;
     static constexpr int bytes = 64;
     static vi get(const uint8_t* w) { return words(w); }
 };
 struct E4m3Line : PairLine<E4m3Line> {
+    static constexpr bool widens_cheaply = false;
     static constexpr int bytes = 32;
     static vi get(const uint8_t* w) { return widen_e4m3(w); }
 };
 struct Int8Line {
+    static constexpr bool widens_cheaply = false;
     static constexpr int inputs = 2, lines = 1, bytes = 32;
     static vi get(const uint8_t* w) { return widen_int8(w); }
     template <bool Pairs, int I> static vi number(const uint8_t* w, int) {
         if constexpr (Pairs) return get(w);
-        const vi x = flipped(shifted(half_words(w), I ? 7 : 15), 255u << 15, 0x43800000u | 128u << 15);
-        return word_bits(sub(as_float(x), splat(384.f)));  // from 256 + 128 + q
+        else return word_bits(int8_singles<I>(w));
     }
 };
 
 template <int BITS> struct CodeLine {
+    static constexpr bool widens_cheaply = false;
     static constexpr int bytes = 64;
     static constexpr int lines = BITS == 5 ? 5 : BITS == 6 ? 3 : 1;
     static constexpr int inputs = BITS == 5 ? 32 : BITS == 6 ? 16 : 32 / BITS;
@@ -108,6 +122,7 @@ template <int BITS> struct CodeLine {
     }
 };
 template <> struct CodeLine<8> {
+    static constexpr bool widens_cheaply = false;
     static constexpr int inputs = 4, lines = 1, bytes = 64;
     static vf single(vi w, int byte) {
         const vi x = picked(shifted(w, 15 - 8 * byte), 255u << 15, splat_word(0x43800000u));  // 256 + 128 + q

@@ -42,6 +42,7 @@ inline vf div(vf a, vf b) { return _mm512_div_ps(a, b); }
 inline vf max(vf a, vf b) { return _mm512_max_ps(a, b); }
 inline vf min(vf a, vf b) { return _mm512_min_ps(a, b); }
 inline vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+inline void add_product(vf& acc, vf a, vf b) { acc = fma(a, b, acc); }
 inline vf round_even(vf a) { return _mm512_roundscale_ps(a, 8); }
 // 2**n for whole n in [-126, 127].
 inline vf pow2(vf n) {

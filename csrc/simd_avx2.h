@@ -17,6 +17,11 @@ inline vf div(vf x, vf y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, 
 inline vf max(vf x, vf y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 inline vf min(vf x, vf y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 inline vf fma(vf x, vf y, vf z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+// acc += x * y. As an instruction, not an intrinsic: GCC 12 moves sums between registers and to the stack with intrinsics.
+inline void add_product(vf& acc, vf x, vf y) {
+    asm("vfmadd231ps %2, %1, %0" : "+x"(acc.a) : "x"(x.a), "x"(y.a));
+    asm("vfmadd231ps %2, %1, %0" : "+x"(acc.b) : "x"(x.b), "x"(y.b));
+}
 inline vf as_float(vi w) { return {_mm256_castsi256_ps(w.a), _mm256_castsi256_ps(w.b)}; }
 inline vi as_words(vf x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 inline vf round_even(vf x) { return {_mm256_round_ps(x.a, 8), _mm256_round_ps(x.b, 8)}; }
@@ -73,20 +78,34 @@ inline float largest(vf x) {
     for (float lane : lanes) m = lane > m ? lane : m;
     return m;
 }
-inline __m256i e4m3_pairs(const uint8_t* p) {  // of 8 outputs
-    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    const __m256i magnitude = _mm256_and_si256(_mm256_slli_epi16(x, 4), _mm256_set1_epi16(0x7f0));
-    const __m256i normal = _mm256_add_epi16(magnitude, _mm256_set1_epi16(120 << 7));
-    // m * 2**-9 for m < 8, as bf16: a table of words, looked up by their bytes.
-    const __m256i small = _mm256_broadcastsi128_si256(_mm_setr_epi16(
-        0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
-    const __m256i at = _mm256_add_epi16(
-        _mm256_mullo_epi16(_mm256_and_si256(x, _mm256_set1_epi16(7)), _mm256_set1_epi16(0x202)), _mm256_set1_epi16(0x100));
-    const __m256i tiny = _mm256_cmpeq_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x78)), _mm256_setzero_si256());
-    const __m256i found = _mm256_blendv_epi8(normal, _mm256_shuffle_epi8(small, at), tiny);
-    return _mm256_or_si256(found, _mm256_and_si256(x, _mm256_set1_epi16(short(0x8000))));
+// The bytes of bf16 are looked up by the halves of a code's byte. The high one is sign and exponent + 60, from the high half;
+// the low one has the low half in front. Below 8 that is too much: what comes off is looked up by code + 0x78, of which the
+// bytes above 0x7f find nothing.
+inline vi widen_e4m3(const uint8_t* p) {
+    const __m256i high = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+        60, 61, 62, 63, 64, 65, 66, 67, -68, -67, -66, -65, -64, -63, -62, -61));
+    const __m256i small_high = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+        0, 0, 0, 0, 0, 0, 0, 0, -60, -1, -1, -1, 0, 0, 0, 0));
+    const __m256i small_low = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+        0, 0, 0, 0, 0, 0, 0, 0, 0, -0x10, 0x60, char(0x90), -0x40, -0x30, -0x20, -0x10));
+    const __m256i half = _mm256_set1_epi8(15);
+    // The order in which unpacking gives outputs 0 .. 7, then 8 .. 15.
+    const __m256i x = _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 0xd8);
+    const __m256i small = _mm256_add_epi8(_mm256_and_si256(x, _mm256_set1_epi8(0x7f)), _mm256_set1_epi8(0x78));
+    const __m256i first = _mm256_add_epi8(_mm256_shuffle_epi8(high, _mm256_and_si256(_mm256_srli_epi16(x, 4), half)),
+                                          _mm256_shuffle_epi8(small_high, small));
+    const __m256i second = _mm256_add_epi8(_mm256_slli_epi16(_mm256_and_si256(x, half), 4),
+                                           _mm256_shuffle_epi8(small_low, small));
+    return {_mm256_unpacklo_epi8(second, first), _mm256_unpackhi_epi8(second, first)};
 }
-inline vi widen_e4m3(const uint8_t* p) { return {e4m3_pairs(p), e4m3_pairs(p + 16)}; }
+// Element I of 8 int8 pairs, as f32: each byte with its sign turned over is the middle of the mantissa of 2**15 + 128 + q.
+template <int I> inline __m256 int8_numbers(const uint8_t* p) {
+    const __m256i x = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i place = _mm256_setr_epi8(-1, I, -1, -1, -1, 2 + I, -1, -1, -1, 4 + I, -1, -1, -1, 6 + I, -1, -1,
+                                           -1, 8 + I, -1, -1, -1, 10 + I, -1, -1, -1, 12 + I, -1, -1, -1, 14 + I, -1, -1);
+    const __m256i bits = _mm256_xor_si256(_mm256_shuffle_epi8(x, place), _mm256_set1_epi32(0x47008000));
+    return _mm256_sub_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p15f + 128.f));
+}
 inline __m256i int8_pairs(const uint8_t* p) {
     const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     const __m256 even = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 16), 16));

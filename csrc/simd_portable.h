@@ -33,6 +33,7 @@ inline f4 larger(f4 x, f4 y) { return x > y ? x : y; }
 inline vf max(vf x, vf y) { return NX_EACH(vf, larger(x.q[i], y.q[i])); }
 inline vf min(vf x, vf y) { return NX_EACH(vf, x.q[i] < y.q[i] ? x.q[i] : y.q[i]); }
 inline vf fma(vf x, vf y, vf z) { return NX_EACH(vf, x.q[i] * y.q[i] + z.q[i]); }
+inline void add_product(vf& acc, vf x, vf y) { acc = fma(x, y, acc); }
 inline vf as_float(vi w) { return NX_EACH(vf, (f4)w.q[i]); }
 inline vi as_words(vf x) { return NX_EACH(vi, (u4)x.q[i]); }
 // Of numbers below 2**22: above 2**23 there are no halves, so this adds what rounds them.
