@@ -15,8 +15,8 @@ from support.script_modules import script_modules
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "attacks.py"
 SOME = (
-    "schema-objects", "gbnf-chain", "regex-powers", "gbnf-leaves", "gbnf-endless-mask", "stop-regex-long",
-    "prompt-chat", "prompt-token-ids", "scores", "two-keys", "engine-stopped",
+    "schema-objects", "gbnf-leaves", "gbnf-endless-mask", "stop-regex-long", "prompt-chat", "two-keys",
+    "engine-stopped",
 )  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_short_form(modules: SimpleNamespace) -> None:
-    """Of each kind one or two; test_hostile_requests.py sends the requests of those on trees."""
+    """Of each kind one; test_hostile_requests.py sends the requests of those on trees."""
     assert set(SOME) < set(modules.attacks.NAMES)
     command = [sys.executable, SCRIPT, "--short", "--attack", *SOME]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -19,6 +19,7 @@ REQUEST = {"text": "hello", "sampling_params": {"max_new_tokens": 9, "n": 2, "st
 
 
 def test_a_room_is_asked_for() -> None:
+    """Until its engine has died."""
     with ServerProcess([*PREFILL, "0"]) as server, httpx.Client(timeout=30) as http:
         info = http.get(server.url + "/server_info").json()
         assert info["disaggregation_mode"] == "prefill"
@@ -34,22 +35,15 @@ def test_a_room_is_asked_for() -> None:
         assert found == {"host": "127.0.0.1", "dp_rank": 0, "room": 7}
         plain = http.post(server.url + "/generate", json=REQUEST).json()
         assert len(plain) == 2
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        route = bootstrap + "/route?bootstrap_room=7"
+        until(lambda: http.get(route).status_code != 200)
+        until(lambda: http.get(server.url + "/health").status_code == 200)
+        assert http.get(route).status_code in (404, 410)
         server.interrupt()
         check_ended(server, 130)
         with pytest.raises(httpx.ConnectError):
             http.get(bootstrap + "/health")
-
-
-def test_rooms_of_an_engine_that_died() -> None:
-    with ServerProcess([*PREFILL, "0"]) as server, httpx.Client(timeout=30) as http:
-        port = http.get(server.url + "/server_info").json()["disaggregation_bootstrap_port"]
-        route = f"http://127.0.0.1:{port}/route"
-        assert http.post(server.url + "/generate", json=REQUEST | {"bootstrap_room": 7}).status_code == 200
-        assert http.get(route, params={"bootstrap_room": 7}).status_code == 200
-        os.kill(server.engine_pid(), signal.SIGKILL)
-        until(lambda: http.get(route, params={"bootstrap_room": 7}).status_code != 200)
-        until(lambda: http.get(server.url + "/health").status_code == 200)
-        assert http.get(route, params={"bootstrap_room": 7}).status_code in (404, 410)
 
 
 def test_the_port_is_taken() -> None:

@@ -12,8 +12,8 @@ from nextn.llm import LLM
 from nextn.request import SamplingParams
 
 PARAMS = [
-    SamplingParams(max_tokens=24, temperature=0, ignore_eos=True),
-    SamplingParams(max_tokens=24, temperature=1.0, seed=5, ignore_eos=True),
+    SamplingParams(max_tokens=16, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=16, temperature=1.0, seed=5, ignore_eos=True),
 ]
 
 
@@ -36,7 +36,7 @@ def test_text_is_the_same_with_drafts(level: str) -> None:
     plain = engine(level, 0)
     assert plain.engine.startup["cpu_isa"] == level
     want = texts(plain)
-    for drafts in (3, "auto"):
+    for drafts in (3, "auto") if level == built_levels()[-1] else (3,):
         llm = engine(level, drafts)
         assert texts(llm) == want
         # How many drafts automatic depth makes is a matter of speed.

@@ -61,9 +61,3 @@ def test_same_texts_and_acceptance(servers: list[ServerProcess]) -> None:
     assert counts[0] == counts[1]
     assert len(counts[0]) > 2
     assert all(count > 0 for count in counts[0].values())
-
-
-def test_without_the_folder_the_option_is_named(target: Path) -> None:
-    server = serve(target)
-    assert server.wait() == 1
-    assert "has no NextN layer to draft with; use --speculative-draft-model-path" in server.stderr[-1]

@@ -96,7 +96,6 @@ def victim(server: ServerProcess, which: str) -> int:
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 GONE = [
-    ("pair", "engine", "working", KILL),
     ("pair", "engine", "idle", STOP),
     ("pair_of_ranks", "rank", "beside", KILL),
 ]
@@ -117,7 +116,7 @@ def test_a_process_that_is_gone(
     def ask(group: int) -> Callable[[], None]:
         return lambda: failed.append(post(server, **ENDLESS, routed_dp_rank=group))
 
-    busy = {"idle": [], "working": [0, 1], "beside": [0]}[when]
+    busy = {"idle": [], "beside": [0]}[when]
     asked = in_background(*map(ask, busy))
     wanted = [g in busy for g in range(2)]
     until(lambda: [n > 0 for n in by_rank(server, "nextn:num_running_reqs")] == wanted)

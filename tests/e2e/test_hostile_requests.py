@@ -28,8 +28,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # Verify modes that are tried; on plain torch, which is slow, the first.
 MODES = {
-    "chain": ("rejection", "block", "typical"), "auto": ("block",),
-    "tree": ("typical",), "both": ("typical",),
+    "chain": ("rejection", "block"), "auto": (),
+    "tree": ("typical",), "both": (),
 }  # fmt: skip
 TINY = (1e-39, 1e-45, 5e-324)
 SCHEMA = json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})

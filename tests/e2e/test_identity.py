@@ -33,17 +33,15 @@ CACHES = {
 }
 
 # Each kind of drafts with each cache and with chunks and without, here or in ELSEWHERE. Chains of 1 and 3 are
-# no other kind than one of 2, and do without some.
+# no other kind than one of 2, and one tree none than the other; what has no draft layer does without some.
 HERE = [
-    (0, "whole", "radix"), (0, "chunks", "naive"),
+    (0, "chunks", "naive"),
     (1, "chunks", "retracted"),
-    (2, "chunks", "naive"), (2, "whole", "retracted"),
-    (3, "chunks", "radix"),
-    ("auto", "whole", "naive"), ("auto", "chunks", "radix"), ("auto", "chunks", "retracted"),
-    ("NGRAM", "whole", "naive"), ("NGRAM", "chunks", "radix"), ("NGRAM", "chunks", "retracted"),
-    ("NEXTN+NGRAM", "chunks", "radix"), ("NEXTN+NGRAM", "whole", "retracted"),
-    ((2, 3, 8), "whole", "radix"), ((2, 3, 8), "chunks", "naive"),
-    ((4, 2, 7), "whole", "naive"), ((4, 2, 7), "chunks", "radix"),
+    (3, "whole", "naive"),
+    ("auto", "chunks", "radix"), ("auto", "whole", "naive"),
+    ("NGRAM", "chunks", "retracted"), ("NGRAM", "whole", "radix"),
+    ("NEXTN+NGRAM", "chunks", "retracted"),
+    ((4, 2, 7), "chunks", "radix"),
 ]  # fmt: skip
 
 # A tree, and a chain in chunks ELSEWHERE: who is scheduled and what is cached does not depend on the kernels.
@@ -52,12 +50,11 @@ ON_PLAIN_TORCH = [((2, 3, 8), "whole", "retracted")]
 # So many ranks run the steps. Four on two cores take turns. Ahead: each step is planned before the result of
 # the last one is read, here in a thread. Nearly every kind of drafts goes to ranks, and ahead.
 ELSEWHERE = {
-    (0, "chunks", "retracted"): ("ahead",),
+    (0, "whole", "radix"): ("ahead",),
     (2, "chunks", "radix"): ("ahead", 2),
-    (3, "whole", "naive"): ("ahead",),
     ("auto", "whole", "retracted"): ("2 ahead",),
     ("NEXTN+NGRAM", "whole", "naive"): (2,),
-    ((2, 3, 8), "whole", "retracted"): ("ahead",),
+    ((2, 3, 8), "whole", "naive"): ("ahead",),
     ((4, 2, 7), "chunks", "retracted"): (4,),
 }
 
@@ -67,8 +64,7 @@ SHARED_EXPERTS = {
 
 # Two ranks as on two machines, over sockets, each with a part of every expert or with whole ones, which move.
 ON_NODES = [
-    ("auto", "chunks", "retracted", {}),
-    (0, "chunks", "radix", SHARED_EXPERTS),
+    ("auto", "chunks", "naive", {}),
     ((2, 3, 8), "whole", "retracted", SHARED_EXPERTS),
 ]  # fmt: skip
 
@@ -280,7 +276,7 @@ def test_on_two_nodes(plain, backend, drafts, chunk, cache, experts, monkeypatch
 
 
 @pytest.mark.parametrize("backend", ["cpu"], indirect=True)  # a schedule does not depend on the kernels
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_arrivals_and_departures(plain, backend, seed):
     """Requests come at random times in random order; some neighbours are aborted midway."""
     rng = random.Random(seed)
@@ -320,11 +316,7 @@ def test_text_is_the_same_in_4_bits(backend):
     llm = LLM(**options, speculative_num_steps=0)
     prompts, params = (kind[2:7] for kind in work(llm))
     want = shown(llm.generate(prompts, params))
-    for more in (
-        {**speculation(2), **CHUNKS["chunks"]},
-        speculation((2, 3, 8)),
-        {**speculation(2), "tp_size": 2},
-    ):
+    for more in (speculation((2, 3, 8)), {**speculation(2), **CHUNKS["chunks"], "tp_size": 2}):
         llm = LLM(**options, **more)
         assert shown(llm.generate(prompts, params)) == want
         assert llm.engine.stats().spec.accept_length > 1.2
@@ -337,7 +329,8 @@ def test_across_a_block_of_keys(backend):
     llm = LLM(kernel_backend=backend, threads=1, speculative_num_steps=0, disable_radix_cache=True)
     for text in heldout_prompts(12):
         tokens += llm.tokenizer.encode(text)
-    prompts = [tokens[i : i + n] for i, n in ((0, 251), (300, 254), (600, 256), (500, 507))]
+    parts = ((300, 254), (600, 256)) if backend == "reference" else ((0, 251), (300, 254), (500, 507))
+    prompts = [tokens[i : i + n] for i, n in parts]
     params = [
         SamplingParams(max_tokens=12, temperature=i % 2, seed=i, ignore_eos=True, logprobs=2)
         for i in range(len(prompts))

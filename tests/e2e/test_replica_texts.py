@@ -1,4 +1,4 @@
-"""Replicas of the embedded model, each one process or two ranks: texts, log-probabilities and acceptance are
+"""Replicas of the embedded model, each of two ranks: texts, log-probabilities and acceptance are
 those of one engine, wherever a request goes, and whoever dies beside it."""
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from support.two_replicas import (
 
 from nextn.bench.prompts import heldout_prompts
 
+pytestmark = pytest.mark.skipif(not built_levels(), reason="no native kernels")
+
 LONG = {"prompt": heldout_prompts(1)[0], "max_tokens": 500, "temperature": 0, "ignore_eos": True}
 
 
@@ -38,30 +40,12 @@ def expected() -> Answers:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[ServerProcess]:
-    yield from served("--dp-size", "2")
-
-
-@pytest.fixture(scope="module")
-def pair_of_ranks() -> Iterator[ServerProcess]:
-    if not built_levels():
-        pytest.skip("no native kernels")
-    yield from served("--dp-size", "2", "--tp-size", "2")
-
-
-def served(*options: str) -> Iterator[ServerProcess]:
+def replicas() -> Iterator[ServerProcess]:
     """At the end no process is left."""
-    with ServerProcess([*SERVE, *options]) as server:
+    with ServerProcess([*SERVE, "--dp-size", "2", "--tp-size", "2"]) as server:
         yield server
         server.process.terminate()
         check_ended(server, 0)
-
-
-@pytest.fixture(params=["pair", "pair_of_ranks"])
-def replicas(request: pytest.FixtureRequest) -> ServerProcess:
-    found = request.getfixturevalue(request.param)
-    assert isinstance(found, ServerProcess)
-    return found
 
 
 def test_answers_are_those_of_one_engine(replicas: ServerProcess, expected: Answers) -> None:
@@ -87,16 +71,16 @@ def test_a_beginning_that_is_found_again(replicas: ServerProcess) -> None:
     assert all(now > was for was, now in zip(before, prompt_tokens(replicas), strict=True))
 
 
-def test_what_a_server_says_of_ranks_in_replicas(pair_of_ranks: ServerProcess) -> None:
-    assert all(seconds > 0 for seconds in by_rank(pair_of_ranks, "nextn:rank_wait_seconds_total"))
-    info = httpx.get(pair_of_ranks.url + "/server_info").json()
+def test_what_a_server_says_of_ranks_in_replicas(replicas: ServerProcess) -> None:
+    assert all(seconds > 0 for seconds in by_rank(replicas, "nextn:rank_wait_seconds_total"))
+    info = httpx.get(replicas.url + "/server_info").json()
     assert (info["dp_size"], info["tp_size"]) == (2, 2)
-    assert [len(pair_of_ranks.tensor_ranks(engine)) for engine in pair_of_ranks.engine_pids()] == [1, 1]
+    assert [len(replicas.tensor_ranks(engine)) for engine in replicas.engine_pids()] == [1, 1]
 
 
-def test_a_rank_of_a_replica_is_killed(pair_of_ranks: ServerProcess) -> None:
+def test_a_rank_of_a_replica_is_killed(replicas: ServerProcess) -> None:
     """Requests of its replica fail, streams of the other do not notice, and nothing is left of it."""
-    server = pair_of_ranks
+    server = replicas
     text = post(server, **LONG, routed_dp_rank=0).json()["choices"][0]["text"]
     engine = server.engine_pids()[1]
     dead, (rank,) = family(engine), server.tensor_ranks(engine)

@@ -109,7 +109,7 @@ def http() -> Iterator[httpx.Client]:
         yield client
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(path=st.sampled_from(["completions", "chat/completions"]), body=st.dictionaries(fields, json_values))
 def test_hostile_bodies(scripted: ServerProcess, http: httpx.Client, path: str, body: dict[str, Any]) -> None:
     """Whatever is in it, an answer or a 400; the engine lives on and nothing stays in it."""
@@ -117,7 +117,7 @@ def test_hostile_bodies(scripted: ServerProcess, http: httpx.Client, path: str, 
     check_alive(scripted, http, f"/v1/{path}", base | body)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     body=st.dictionaries(native_fields, json_values), sampling=st.dictionaries(sampling_fields, json_values)
 )

@@ -111,9 +111,3 @@ def test_groups_by_step(tmp_path: Path) -> None:
     assert told["steps"] == sum(content["nextn_steps"]) == len(content["logical_count"])
     assert min(content["nextn_steps"]) > 0
     assert all(sum(layer) > 0 for step in content["logical_count"] for layer in step)
-
-
-def test_a_model_without_counts(tmp_path: Path) -> None:
-    with serve(tmp_path, model="fake:1,0.75") as server:
-        answer = record(server, "start")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "experts_not_counted")

@@ -185,10 +185,3 @@ def test_a_second_time_comes_from_the_cache(tiny: ServerProcess) -> None:
     first, second = complete(tiny, **body), complete(tiny, **body)
     assert second["choices"] == first["choices"]
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-
-
-@embedded
-def test_fake_model_borrows_its_tokenizer() -> None:
-    with serve("fake:1,1", "--speculative-num-steps", "2") as server:
-        answer = complete(server, prompt="x", max_tokens=31, return_spec_tokens_details=True)
-    assert answer["usage"]["spec_details"]["accept_length"] == 3

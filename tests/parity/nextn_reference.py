@@ -150,8 +150,8 @@ class NextNReference:
     def verify(self, tokens: Sequence[int], drafts: Sequence[int], params: SamplingParams) -> list[int]:
         """What a step commits: drafts as long as each is the target's own choice, then that choice."""
         new: list[int] = []
-        for i in range(len(drafts) + 1):
-            state = self.hidden([*tokens, *drafts[:i]])[-1]
+        states = self.hidden([*tokens, *drafts])[len(tokens) - 1 :]
+        for i, state in enumerate(states):
             new.append(self._pick(state, tokens, drafts[:i], params))
             if i < len(drafts) and drafts[i] != new[-1]:
                 break

@@ -40,7 +40,7 @@ def runner() -> Runner:
     return make_engine(model_folder(EMBEDDED), 2, dtype="bfloat16")._executor
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cutoff=CUTOFFS, chains=CHAINS, seed=st.integers(0, 50), temperature=st.sampled_from([0.0, 0.7]))
 def test_the_same_guesses_are_made_and_kept(
     runner: Runner, cutoff: Cutoff, chains: list[tuple[int, bool]], seed: int, temperature: float

@@ -28,7 +28,7 @@ from nextn.speculative.mtp import MTPDrafter
 
 FAMILIES: dict[str, dict[str, Any]] = {"GLM-4.7-Flash": GLM_FLASH, "JoyAI-LLM-Flash": JOYAI_FLASH}
 FAMILIES["DeepSeek-V2"] = DEEPSEEK_V2  # as if it had a module
-GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
 PARAMS = {"greedy": GREEDY, "seeded": GREEDY.replace(temperature=1.0, seed=5)}
 NATIVE: dict[str, Any] = {"dtype": "auto", "kernel_backend": "cpu"}
 

@@ -84,8 +84,7 @@ def test_however_they_came(model: Any, shape: Shape) -> None:
         assert all(map(torch.equal, engine.entries(), whole.entries())), name
 
 
-@pytest.mark.parametrize("cached", [4, 24])
-@pytest.mark.parametrize("chunk", [1, 2, 30])
+@pytest.mark.parametrize(("cached", "chunk"), [(4, 1), (24, 2), (24, 30)])
 def test_after_a_cache_hit(model: Any, cached: int, chunk: int) -> None:
     """On pages of which only what is true for every layer is left. The last layer's entry at the last of them
     was made with the token two after the page."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from parity.engine_steps import make_engine
 from parity.nextn_reference import NextNReference
-from parity.oracle import more_layers, random_checkpoint
+from parity.oracle import random_checkpoint
 from support.checkpoints import write_checkpoint
 from tokenizers import Tokenizer
 
@@ -21,14 +21,13 @@ PROMPTS = {"short": "import os\n", "longer": "def area(width, height):\n    retu
 TREES = [(2, 3, 7, 0.0), (3, 2, 12, 1.0), (4, 4, 10, 1.0)]
 
 
-@pytest.fixture(scope="module", params=["random-1", "tiny-1", "random-3", "tiny-2"])
+@pytest.fixture(scope="module", params=["random-1", "tiny-1", "random-3"])
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NextNReference:
     kind, _, number = request.param.partition("-")
     layers = int(number)  # one for each depth, or chained from the last on
     folder = tmp_path_factory.mktemp(kind)
     if kind == "tiny":
-        tiny = model_folder(EMBEDDED)
-        return NextNReference(tiny if layers == 1 else more_layers(tiny, folder, layers), count=layers)
+        return NextNReference(model_folder(EMBEDDED))
     config, tensors = random_checkpoint({"num_nextn_predict_layers": layers}, seed=3)
     return NextNReference(write_checkpoint(folder, config, tensors), count=layers)
 
@@ -49,7 +48,7 @@ def test_every_tree(reference: NextNReference, topk: int, steps: int, nodes: int
     engine = make_engine(
         reference.folder, steps, speculative_eagle_topk=topk, speculative_num_draft_tokens=nodes
     )
-    params = SamplingParams(max_tokens=14, temperature=temperature, seed=5, ignore_eos=True)
+    params = SamplingParams(max_tokens=10, temperature=temperature, seed=5, ignore_eos=True)
     for rid, prompt in prompts(reference).items():
         engine.add(Request(rid, prompt, params))
     wide = accepted = 0

@@ -14,7 +14,7 @@ SERVE = (
     "--speculative-eagle-topk", "2", "--check-integrity",
 )  # fmt: skip
 DRAFTS: dict[str, Any] = {"off": False, "auto": None, "trees": {"num_steps": 3}}  # `speculative` of a request
-CASES = [(drafts, temperature) for drafts in DRAFTS for temperature in (0, 1)]
+CASES = [("off", 0), ("auto", 1), ("trees", 0), ("trees", 1)]
 ENDLESS = {  # as long as it takes to kill somebody
     "prompt": heldout_prompts(1)[0], "max_tokens": 1500, "n": 8, "temperature": 1, "ignore_eos": True
 }  # fmt: skip
@@ -51,7 +51,7 @@ def health(server: ServerProcess) -> tuple[int, dict[str, Any]]:
 def answer(server: Posts, case: tuple[str, int], **routed: int) -> tuple[list[Any], Any]:
     """Choices and, where that does not depend on how fast the engine is, what was drafted."""
     drafts, temperature = case
-    body = {"prompt": heldout_prompts(4), "max_tokens": 24, "temperature": temperature, "seed": 7}
+    body = {"prompt": heldout_prompts(4), "max_tokens": 16, "temperature": temperature, "seed": 7}
     body |= {"logprobs": 2, "speculative": DRAFTS[drafts], "return_spec_tokens_details": True}
     found = post(server, **body, **routed).json()
     return found["choices"], None if drafts == "auto" else found["usage"]["spec_details"]
@@ -70,7 +70,6 @@ def answers(server: Posts, **routed: int) -> Answers:
 def check_answers(server: ServerProcess, expected: Answers) -> None:
     """Those of one engine, and its drafts, wherever they are asked for."""
     drafted = [spec["accepted"] for _, spec in expected if spec is not None]
-    assert not any(map(sum, drafted[:2]))
-    assert all(map(sum, drafted[2:]))
+    assert [sum(each) > 0 for each in drafted] == [False, True, True]
     assert answers(server) == expected
     assert answers(server, routed_dp_rank=0) == answers(server, routed_dp_rank=1) == expected

@@ -29,7 +29,7 @@ def fuzz() -> Iterator[None]:
 def test_property(name: str) -> None:
     from properties import PROPERTIES
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.binary(min_size=4, max_size=120))
     def holds(data: bytes) -> None:
         PROPERTIES[name](data)

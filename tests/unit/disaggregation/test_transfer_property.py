@@ -134,7 +134,7 @@ class Play:
         until(lambda: source.stats.active == 0, self.prefill, self.decode)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_any_order(
     servers: tuple[Prefill, Decode, Bootstrap, Network], steps: list[tuple[str, int, int]]

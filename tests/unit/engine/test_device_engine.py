@@ -69,17 +69,16 @@ def want():
     return texts(llm(0, on_device=False), ASKED)
 
 
-@pytest.mark.parametrize("drafts", [0, 3])
-def test_texts_and_drafts(want, drafts):
-    model = llm(drafts, on_device=True, max_running_requests=4)
+def test_texts_and_drafts(want):
+    model = llm(3, on_device=True, max_running_requests=4)
     assert texts(model, ASKED) == want
     assert model.engine._executor.count > 0
-    plain = llm(drafts, on_device=False, max_running_requests=4)
+    plain = llm(3, on_device=False, max_running_requests=4)
     assert texts(plain, ASKED) == want
     assert model.engine.stats().spec == plain.engine.stats().spec
 
 
-@pytest.mark.parametrize(("drafts", "in_thread"), [(0, False), (3, False), (3, True), ("auto", True)])
+@pytest.mark.parametrize(("drafts", "in_thread"), [(3, False), (0, True), ("auto", True)])
 def test_one_step_ahead(want, drafts, in_thread):
     model = llm(drafts, on_device=False, max_running_requests=4, overlap_schedule="on")
     runners = []
@@ -89,12 +88,11 @@ def test_one_step_ahead(want, drafts, in_thread):
         return ThreadExecutor(runners[0]) if in_thread else runners[0]
 
     model.engine = Engine(model.engine.config, make)
-    for _ in range(2):
-        assert texts(model, ASKED) == want
-        assert texts(model, ASKED[:3]) == want[:3]
+    assert texts(model, ASKED) == want
+    assert texts(model, ASKED[:3]) == want[:3]
     if in_thread:
         model.engine._executor._ask(int).result()  # after the calls that nobody waited for
-    assert runners[0].count > 10 or drafts == "auto"  # which may keep hidden states
+    assert runners[0].count > 5 or drafts == "auto"  # which may keep hidden states
     assert not runners[0].states
     assert len(runners[0]._free) == 8
 
@@ -117,16 +115,15 @@ class PageTables(Counting):
         return ticket
 
 
-@pytest.mark.parametrize("drafts", [0, 3])
-def test_page_tables(monkeypatch, drafts):
+def test_page_tables(monkeypatch):
     """Pages come with requests that join, then one or a few at once."""
     before, send_more = [], Load._send_more
     monkeypatch.setattr(Load, "_send_more", lambda *args: before.append(send_more(*args)))
     monkeypatch.setitem(globals(), "Counting", PageTables)
     options = {"page_size": 2, "max_running_requests": 3, "overlap_schedule": "on"}
-    model = llm(drafts, on_device=True, **options)
+    model = llm(3, on_device=True, **options)
     asked = [ASKED[0], ASKED[1], ASKED[2], ASKED[4], ASKED[0]]
-    assert texts(model, asked) == texts(llm(drafts, on_device=False, **options), asked)
+    assert texts(model, asked) == texts(llm(3, on_device=False, **options), asked)
     assert model.engine._executor.new > 0
     assert before  # how often depends on the clock, by which prompts get their share
 
@@ -155,7 +152,7 @@ class Passes(OneByOne):
             self.run = self.run_wrong
 
 
-@pytest.mark.parametrize(("drafts", "wrong"), [(0, ""), (2, ""), (2, "differ"), (2, "cannot run")])
+@pytest.mark.parametrize(("drafts", "wrong"), [(2, ""), (2, "differ"), (0, "cannot run")])
 def test_steps_on_the_device_are_checked_at_start(monkeypatch, caplog, drafts, wrong):
     monkeypatch.setattr(on_device, "StepGraphs", Passes)
     monkeypatch.setattr(Passes, "wrong", wrong)

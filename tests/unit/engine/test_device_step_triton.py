@@ -21,8 +21,8 @@ if sys.platform != "linux":
 from nextn.ops.triton.ops import TritonOps
 
 CUTOFF = Cutoff((0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99), keep=0.5, usual=0.8, each=0.1, passing=0.3)
-GREEDY = SamplingParams(max_tokens=4, temperature=0.0)
-HOT = SamplingParams(max_tokens=4, temperature=1.0, seed=6)
+GREEDY = SamplingParams(max_tokens=3, temperature=0.0)
+HOT = SamplingParams(max_tokens=3, temperature=1.0, seed=6)
 
 
 class Uncaptured(CudaModel):
@@ -32,7 +32,7 @@ class Uncaptured(CudaModel):
 
 
 def jobs() -> list[Job]:
-    return [Job([3, 9, 4], GREEDY, 2), Job([5] * 7, HOT, 2, cut=True)]
+    return [Job([3, 9], GREEDY, 2), Job([5] * 3, HOT, 2, cut=True)]
 
 
 def test_results_are_those_of_a_runner() -> None:

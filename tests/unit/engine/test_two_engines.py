@@ -53,7 +53,7 @@ def texts(engine: Any, jobs: Any, seed: int = 0, doomed: list[str] | None = None
     st.booleans(),
     st.booleans(),
 )
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_texts_of_one_engine(seed: int, breaks: float, cache: str, aborts: bool, ahead: bool) -> None:
     """The fake model reads its context back from the pages: one wrong slot is another text."""
     jobs = [job for job in work(seed) if len(job[1]) > 1]
@@ -131,12 +131,18 @@ def expected(temperature: float, length: int) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(not built_levels(), reason="no native kernels")
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("drafts", DRAFTS)
+# Each of both, and every cache where something is drafted.
+@pytest.mark.parametrize(
+    ("drafts", "cache"),
+    [
+        ("off", "chunks"), ("auto", "radix"), ("auto", "retracted"), ("fixed", "naive"), ("fixed", "chunks"),
+        ("trees", "radix"), ("trees", "retracted"),
+    ],
+)  # fmt: skip
 def test_embedded_model(drafts: str, cache: str) -> None:
     options = DRAFTS[drafts] | CACHES[cache]
     length = 20 if cache == "retracted" else 90
-    # Half of them greedily, so that each drafts and each cache are tried both ways.
+    # Half of them greedily, so that most drafts and caches are tried both ways.
     temperature = float((list(DRAFTS).index(drafts) + list(CACHES).index(cache)) % 2)
     roomy = options | ({"kv_cache_tokens": 2048} if cache == "retracted" else {})
     both = TwoEngines(engine_of(**roomy), engine_of(**options), breaks=0.2, most=9)

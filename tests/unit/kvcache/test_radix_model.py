@@ -130,6 +130,6 @@ class Radix(RuleBasedStateMachine):
 
 
 Radix.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, derandomize=True, database=None
+    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, database=None
 )
 TestRadix = Radix.TestCase

@@ -28,7 +28,7 @@ def test_static_ones_depend_on_the_group() -> None:
         assert replicas.choose(ids, 0)[0].tolist() == [[want]] * 5
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(data=st.data())
 def test_a_row_goes_where_its_expert_is_held(data: st.DataObject) -> None:
     draw = data.draw

@@ -20,7 +20,7 @@ def by_definition(stored, scale_inv, block):
     return torch.from_numpy(out)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     n=st.integers(1, 40), k=st.integers(1, 40), rows=st.integers(1, 20), columns=st.integers(1, 20),
     seed=st.integers(0, 1000),

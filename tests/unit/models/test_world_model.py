@@ -27,13 +27,7 @@ from nextn.models.names import expected_tensors, shared_tensors
 F32, BF16 = torch.float32, torch.bfloat16
 SMALL = tiny_config(num_attention_heads=4, num_key_value_heads=4)
 # (groups, ranks of each, shards)
-WORLDS = [
-    (groups, ranks, shards)
-    for groups in (1, 2, 4)
-    for ranks in (1, 2)
-    for shards in (1, 2, 4)
-    if groups * ranks % shards == 0
-]
+WORLDS = [(1, 2, 2), (2, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 4), (4, 1, 2), (4, 2, 4)]
 
 
 @cache
@@ -74,20 +68,22 @@ def compare(
 
 @pytest.mark.parametrize("world", WORLDS, ids=str)
 def test_every_product_in_parts(world: tuple[int, int, int]) -> None:
-    for name, dtype in (("exact", F32), ("exact", BF16), ("odd", BF16)):
+    for name, dtype in (("exact", BF16), ("odd", F32)):
         compare(name, world, dtype)
 
 
-@pytest.mark.parametrize(("world", "dtype"), [((2, 2, 2), F32), ((2, 1, 1), BF16), ((4, 1, 4), F32)], ids=str)
-def test_products_of_this_machine(world: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """What its BLAS computes otherwise in parts is not split."""
-    compare("BLAS", world, dtype)
+@pytest.mark.parametrize("world", [(2, 2, 2), (4, 1, 4)], ids=str)
+def test_products_of_this_machine(world: tuple[int, int, int]) -> None:
+    """What its BLAS computes otherwise in parts is not split. In bf16, in which many take long:
+    tests/unit/distributed/test_torch_world.py."""
+    compare("BLAS", world, F32)
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
-@pytest.mark.parametrize("world", [(1, 1, 1), (2, 1, 2), (2, 2, 2), (4, 1, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("world", "static"), [((2, 1, 2), True), ((2, 2, 2), False), ((4, 1, 4), True)], ids=str
+)
 def test_a_placement_changes_no_bit(world: tuple[int, int, int], static: bool) -> None:
-    for spare, seed in ((0, 1), (8, None), (8, 2), *(((2, 3),) if world[2] < 4 else ())):
+    for spare, seed in ((0, 1), (8, None), *(((2, 3),) if world[2] < 4 else ())):
         compare("exact", world, BF16, placed(SMALL, spare, seed), static)
 
 

@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 TREE = [[0], [0, 1], [0, 2], [0, 2, 3]]
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=30, derandomize=True, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.integers(0, 600), st.booleans()), min_size=1, max_size=6),
     st.sampled_from([1, 2, 4, 6, 8, 16]),

@@ -581,7 +581,7 @@ class Chaos(RuleBasedStateMachine):
             assert self.sched.kv.available * self.sched.kv.page_size == self.sched.kv.total_tokens
 
 
-Chaos.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None, derandomize=True)
+Chaos.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None, derandomize=True)
 TestChaos = Chaos.TestCase
 
 

@@ -64,7 +64,7 @@ def test_all_of_it_in_order(steps, piece):
 
 
 @given(seed=st.integers(0, 10_000), floats=st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_requests_that_come_draft_and_go(seed, floats):
     """What is taken is true, ends where the step begins, and goes back over the window or to where the
     request was last taken."""

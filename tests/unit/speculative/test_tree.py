@@ -58,7 +58,7 @@ trees = st.builds(
 )
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=80, derandomize=True, deadline=None)
 @given(trees, st.integers(0, 40))
 def test_the_likeliest_nodes_are_a_tree(tree: Growing, nodes: int) -> None:
     draft = tree.best(nodes)
@@ -73,7 +73,7 @@ def test_the_likeliest_nodes_are_a_tree(tree: Growing, nodes: int) -> None:
         assert [draft.tokens[i] for i in draft.path(node)] == tree.path(tree.tokens.index(token))
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=80, derandomize=True, deadline=None)
 @given(trees, st.integers(0, 40), st.integers(0, 40), st.integers(0, 5))
 def test_cutting_leaves_a_tree(tree: Growing, nodes: int, keep: int, depth: int) -> None:
     whole = tree.best(nodes)

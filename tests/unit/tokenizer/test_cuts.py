@@ -57,7 +57,7 @@ def ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXTS)
-@settings(derandomize=True, max_examples=400)
+@settings(derandomize=True, max_examples=120)
 def test_pieces_have_the_tokens_of_the_whole(kind: str, text: str) -> None:
     tokenizer = KINDS[kind]
     places = cut_places(tokenizer)

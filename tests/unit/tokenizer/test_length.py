@@ -25,7 +25,7 @@ def most_exceeded(length: Length, text: str) -> int:
 
 
 @given(text=TEXTS)
-@settings(derandomize=True, max_examples=300)
+@settings(derandomize=True, max_examples=100)
 def test_never_more_than_there_are(tokenizer: Tokenizer, text: str) -> None:
     count = len(tokenizer.encode(text, add_special_tokens=False))
     assert not tokenizer.exceeds([text], count)

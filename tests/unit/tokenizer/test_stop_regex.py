@@ -24,7 +24,7 @@ def end_of_first(pattern: str, text: str) -> int | None:
 
 
 @given(TEXTS, CUTS, st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=3))
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=60)
 def test_found_where_the_first_match_is_complete(text: str, cuts: list[int], patterns: list[str]) -> None:
     search = StopRegexes(patterns).begin()
     ends = {p: end for p in patterns if (end := end_of_first(inline(p), text)) is not None}
@@ -46,7 +46,7 @@ def inline(pattern: str) -> str:
 
 
 @given(TEXTS, CUTS, st.sampled_from(["b1", "\n", "xa"]), st.sampled_from(PATTERNS), st.booleans())
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=60)
 def test_in_a_stream_beside_a_stop_string(
     tokenizer: Tokenizer, text: str, cuts: list[int], stop: str, pattern: str, include: bool
 ) -> None:

@@ -48,7 +48,7 @@ def expect(
 
 @given(st.lists(ANY_ID, max_size=40), CUTS, st.booleans())
 @example([0xF0, 0x9F], [1], True)
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=60)
 def test_any_tokens_any_cut(tokenizer: Tokenizer, ids: list[int], sizes: list[int], skip: bool) -> None:
     got = run(TextStream(tokenizer, skip_special_tokens=skip), cut(ids, sizes))
     assert got == (tokenizer.decode(ids, skip), len(ids), None)
@@ -58,7 +58,7 @@ def test_any_tokens_any_cut(tokenizer: Tokenizer, ids: list[int], sizes: list[in
 
 
 @given(st.binary(max_size=40), CUTS)
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=60)
 def test_any_bytes(tokenizer: Tokenizer, data: bytes, sizes: list[int]) -> None:
     single = {tokenizer.token_bytes()[i]: i for i in range(3, 259)}
     ids = [single[bytes([b])] for b in data]
@@ -66,7 +66,7 @@ def test_any_bytes(tokenizer: Tokenizer, data: bytes, sizes: list[int]) -> None:
 
 
 @given(LETTERS, STOPS, CUTS, st.booleans(), st.data())
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=60)
 def test_stop_strings(
     tokenizer: Tokenizer, text: str, stops: list[str], sizes: list[int], include: bool, data: st.DataObject
 ) -> None:
@@ -78,7 +78,7 @@ def test_stop_strings(
 
 
 @given(LETTERS, STOPS, CUTS)
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=60)
 def test_nothing_held_without_reason(text: str, stops: list[str], sizes: list[int]) -> None:
     """After every piece the text held back is the beginning of a stop string, and the longest such end."""
     matcher, seen, sent = StopStrings(stops or ["b"]), "", ""

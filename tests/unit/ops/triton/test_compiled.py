@@ -29,15 +29,18 @@ def compiled(capability, folder, *options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("capability", "rows"), [(80, "8"), (90, "2,300")])
-def test_every_kernel_compiles(capability, rows, tmp_path):
+@pytest.mark.parametrize(
+    ("capability", "rows", "others"),
+    # Few rows split the keys of attention into parts. Many have the largest tiles: on an A100, which has less
+    # shared memory.
+    [(90, "2", {"_join"}), (80, "300", {"_tiles"})],
+)
+def test_every_kernel_compiles(capability, rows, others, tmp_path):
     found = compiled(capability, tmp_path, "bfloat16", "v3", rows)
     names = {one["kernel"] for one in found}
-    assert names >= PRODUCTS | {
-        "_join",
+    assert names >= PRODUCTS | others | {
         "_write_kv",
         "_route",
-        "_tiles",
         "_best_token",
         "_best_tile",
         "_add_norm",
@@ -56,7 +59,7 @@ def test_every_kernel_compiles(capability, rows, tmp_path):
     }
     # A block of keys is summed in one order by a program of one part and by one that goes through all: it has
     # the same layout in both, and parts are put together without what only one of them might fuse.
-    for latent in (False, True):
+    for latent in (False, True) if "_join" in others else ():
         assert attend[False, latent]["layouts"] == attend[True, latent]["layouts"]
     parts = [one for one in found if one["kernel"] in ("_attend", "_join")]
     assert not any("FFMA" in one["instructions"] for one in parts)

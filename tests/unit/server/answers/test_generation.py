@@ -104,7 +104,7 @@ def run(
 cuts = st.lists(st.integers(1, 5), max_size=20)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(cuts=cuts, stop=st.sampled_from([[], ["stop"], ["€"], ["éllo", "o"], ["nowhere"]]))
 def test_answers_do_not_depend_on_the_cuts(tokenizer: Tokenizer, cuts: list[int], stop: list[str]) -> None:
     tokens = tokenizer.encode(TEXT, add_special_tokens=False)
@@ -144,7 +144,7 @@ def test_chunks_add_up(tokenizer: Tokenizer, cuts: list[int], chat: bool) -> Non
         assert all(c["text"] or c["finish_reason"] for c in choices)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     cuts=cuts,
     together=st.integers(1, 8),
@@ -221,7 +221,7 @@ def test_a_late_reader_gets_plain_tokens_as_one_chunk(tokenizer: Tokenizer, chat
     assert itl == len(tokens) - 3  # all but those of the first step
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     cuts=cuts, stop=st.sampled_from([[], ["€"], ["o"], ["here!"]]), end=st.sampled_from(["length", "stop"])
 )

@@ -97,7 +97,7 @@ cuts = st.lists(st.integers(1, 5), max_size=20)
 STOPS: list[list[str]] = [[], ["stop"], ["€"], ["éllo", "o"], ["nowhere"], ["h"], [" here", "re"]]
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(cuts=cuts, stop=st.sampled_from(STOPS), stream=st.booleans(), echo=st.sampled_from([None, ECHO]))
 def test_completions(
     tokenizer: Tokenizer, cuts: list[int], stop: list[str], stream: bool, echo: str | None

@@ -87,7 +87,7 @@ def test_finish_reasons(
     assert got["meta_info"]["completion_tokens"] == used
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     cuts=st.lists(st.integers(1, 5), max_size=20), stop=st.sampled_from([[], ["stop"], ["€"], ["nowhere"]])
 )
