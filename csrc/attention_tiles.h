@@ -262,7 +262,7 @@ template <bool Two, int Columns> inline void mix_columns(const Scratch& s, int t
 }
 
 // The n queries that were taken, from query `from` of the span on, over the block of keys that was taken, which
-// begins at position `begin`. out [n up to a multiple of 16][rank]: columns in the order of pair_rows.
+// begins at position `begin`. out [n up to a multiple of 16][rank]: columns in the order that store_columns undoes.
 inline void attend_block(Scratch& s, const Span& span, int heads, int from, int n, int begin, int rank, float* out,
                          Softmax* found) {
     configure(2 * TILE_ROWS);

@@ -63,18 +63,20 @@ inline void take_keys(Scratch& s, const Span& span, const Cache& cache, const Nx
 }
 
 #if defined(__AVX512BF16__)
-constexpr int SCORE_QUERIES = 4, SCORE_KEYS = 4;
+constexpr int SCORE_QUERIES = 4, SCORE_KEYS = 4, KEYS_AT_ONCE = 4;
+#elif defined(__AVX512F__)
+constexpr int SCORE_QUERIES = 8, SCORE_KEYS = 2, KEYS_AT_ONCE = 2;  // a key's words are widened for all of these queries
 #else
-constexpr int SCORE_QUERIES = 8, SCORE_KEYS = 2;  // of a key each word is widened for all of these queries
+constexpr int SCORE_QUERIES = 4, SCORE_KEYS = 4, KEYS_AT_ONCE = 2;  // sums, part by part, that 16 registers hold
 #endif
 
 // to [A][SCORE_KEYS] <- products, lane by lane, of the queries with numbers i[0], i[1], ... and the keys from j on.
 template <int A, int B> inline void score_some(const Scratch& s, const int* i, int j, vf* to) {
-    vf acc[A][B];
-    NX_UNROLL for (int a = 0; a < A; ++a) NX_UNROLL for (int b = 0; b < B; ++b) acc[a][b] = zero();
     const uint16_t* keys[B];
     NX_UNROLL for (int b = 0; b < B; ++b) keys[b] = s.keys[j + b] + s.key_at;
 #if defined(__AVX512BF16__)
+    vf acc[A][B];
+    NX_UNROLL for (int a = 0; a < A; ++a) NX_UNROLL for (int b = 0; b < B; ++b) acc[a][b] = zero();
     const uint16_t* queries[A];
     NX_UNROLL for (int a = 0; a < A; ++a) queries[a] = s.queries[i[a]];
     for (int w = 0; w < s.words; w += 16) {
@@ -85,23 +87,29 @@ template <int A, int B> inline void score_some(const Scratch& s, const int* i, i
             NX_UNROLL for (int b = 0; b < B; ++b) acc[a][b] = dot2(acc[a][b], q, k[b]);
         }
     }
+    NX_UNROLL for (int a = 0; a < A; ++a)
+        NX_UNROLL for (int b = 0; b < B; ++b) to[a * SCORE_KEYS + b] = acc[a][b];
 #else
     const float* queries[A];
     NX_UNROLL for (int a = 0; a < A; ++a) queries[a] = s.wide.data()->values + int64_t(i[a]) * 2 * s.words;
-    for (int w = 0; w < s.words; w += 16) {
-        vf even[B], odd[B];
-        NX_UNROLL for (int b = 0; b < B; ++b) {
-            const vi k = words(keys[b] + 2 * w);
-            even[b] = low(k), odd[b] = high(k);
+    for (int p = 0; p < PARTS; ++p) {
+        part acc[A][B];
+        NX_UNROLL for (int a = 0; a < A; ++a) NX_UNROLL for (int b = 0; b < B; ++b) acc[a][b] = zero_part();
+        for (int w = 0; w < 2 * s.words; w += 32) {
+            part even[B], odd[B];
+            NX_UNROLL for (int b = 0; b < B; ++b) halves(keys[b] + w, p, even[b], odd[b]);
+            NX_UNROLL for (int a = 0; a < A; ++a) {
+                const part first = load_part(queries[a] + w, p), second = load_part(queries[a] + w + 16, p);
+                NX_UNROLL for (int b = 0; b < B; ++b) {
+                    add_product(acc[a][b], first, even[b]);
+                    add_product(acc[a][b], second, odd[b]);
+                }
+            }
         }
-        NX_UNROLL for (int a = 0; a < A; ++a) {
-            const vf first = load(queries[a] + 2 * w), second = load(queries[a] + 2 * w + 16);
-            NX_UNROLL for (int b = 0; b < B; ++b) acc[a][b] = fma(second, odd[b], fma(first, even[b], acc[a][b]));
-        }
+        NX_UNROLL for (int a = 0; a < A; ++a)
+            NX_UNROLL for (int b = 0; b < B; ++b) part_of(to[a * SCORE_KEYS + b], p) = acc[a][b];
     }
 #endif
-    NX_UNROLL for (int a = 0; a < A; ++a)
-        NX_UNROLL for (int b = 0; b < B; ++b) to[a * SCORE_KEYS + b] = acc[a][b];
 }
 
 // Scores of up to 16 queries over `count` keys.
@@ -112,11 +120,7 @@ inline void score_block(Scratch& s, int queries, int count) {
         for (int a = 0; a < A; ++a) number[a] = i + a < queries ? i + a : queries - 1;
         for (int j = 0; j < count; j += B) {
             vf acc[A * B];
-#if defined(__AVX512F__)
-            score_some<A, B>(s, number, j, acc);
-#else
-            for (int a = 0; a < A; a += 2) score_some<2, B>(s, number + a, j, acc + a * B);
-#endif
+            for (int b = 0; b < B; b += KEYS_AT_ONCE) score_some<A, KEYS_AT_ONCE>(s, number, j + b, acc + b);
             alignas(64) float out[A * B];
             store(out, sums(acc));
             for (int a = 0; a < A && i + a < queries; ++a) memcpy(&s.scores[i + a][j], out + B * a, 4 * B);
@@ -146,54 +150,74 @@ template <class Weight> inline Softmax soften(float* scores, int count, Weight* 
     return {m, sum(total)};
 }
 
+#if defined(__AVX512F__)
+constexpr int MIX_QUERIES = 8;
+#else
+constexpr int MIX_QUERIES = 4;  // two registers of sums each, of 16
+#endif
+
+// 32 columns of the weighted values of M queries.
 template <int M>
 inline void mix_rows(const Scratch& s, int i, int pairs, int rank, int column, float* out) {
+#if defined(__AVX512BF16__)
     vf acc[M][2];
     NX_UNROLL for (int m = 0; m < M; ++m) acc[m][0] = acc[m][1] = zero();
     for (int j = 0; j < pairs; ++j) {
         vi first, second;
         pair_rows(s.keys[2 * j] + column, s.keys[2 * j + 1] + column, first, second);
-#if defined(__AVX512BF16__)
         NX_UNROLL for (int m = 0; m < M; ++m) {
             const vi weight = splat_word(s.weights[i + m][j]);
             acc[m][0] = dot2(acc[m][0], weight, first);
             acc[m][1] = dot2(acc[m][1], weight, second);
         }
-#else
-        const vf a0 = low(first), a1 = high(first), b0 = low(second), b1 = high(second);
-        NX_UNROLL for (int m = 0; m < M; ++m) {
-            const vf w0 = splat(s.weights[i + m][2 * j]), w1 = splat(s.weights[i + m][2 * j + 1]);
-            acc[m][0] = fma(w1, a1, fma(w0, a0, acc[m][0]));
-            acc[m][1] = fma(w1, b1, fma(w0, b0, acc[m][1]));
-        }
-#endif
     }
     NX_UNROLL for (int m = 0; m < M; ++m) {
         store(out + (i + m) * rank + column, acc[m][0]);
         store(out + (i + m) * rank + column + 16, acc[m][1]);
     }
+#else
+    for (int p = 0; p < PARTS; ++p) {
+        part acc[M][2];
+        NX_UNROLL for (int m = 0; m < M; ++m) acc[m][0] = acc[m][1] = zero_part();
+        for (int j = 0; j < 2 * pairs; ++j) {
+            part first, second;
+            halves(s.keys[j] + column, p, first, second);
+            NX_UNROLL for (int m = 0; m < M; ++m) {
+                const part weight = splat_part(s.weights[i + m][j]);
+                add_product(acc[m][0], weight, first);
+                add_product(acc[m][1], weight, second);
+            }
+        }
+        NX_UNROLL for (int m = 0; m < M; ++m) {
+            store_part(out + (i + m) * rank + column, p, acc[m][0]);
+            store_part(out + (i + m) * rank + column + 16, p, acc[m][1]);
+        }
+    }
+#endif
 }
 
 // out [queries][rank] <- weights times values.
 inline void mix_block(const Scratch& s, int queries, int count, int rank, float* out) {
     const int pairs = (count + 1) / 2;
-    for (int i = 0; i < queries; i += 8)
+    for (int i = 0; i < queries; i += MIX_QUERIES)
         for (int column = 0; column < rank; column += 32) {
-            switch (queries - i < 8 ? queries - i : 8) {
+            switch (queries - i < MIX_QUERIES ? queries - i : MIX_QUERIES) {
                 case 1: mix_rows<1>(s, i, pairs, rank, column, out); break;
                 case 2: mix_rows<2>(s, i, pairs, rank, column, out); break;
                 case 3: mix_rows<3>(s, i, pairs, rank, column, out); break;
                 case 4: mix_rows<4>(s, i, pairs, rank, column, out); break;
+#if defined(__AVX512F__)
                 case 5: mix_rows<5>(s, i, pairs, rank, column, out); break;
                 case 6: mix_rows<6>(s, i, pairs, rank, column, out); break;
                 case 7: mix_rows<7>(s, i, pairs, rank, column, out); break;
                 default: mix_rows<8>(s, i, pairs, rank, column, out); break;
+#endif
             }
         }
 }
 
 // The n queries that were taken, from query `from` of the span on, over the block of keys that was taken, which
-// begins at position `begin`. out [n][rank]: columns in the order of pair_rows.
+// begins at position `begin`. out [n][rank]: columns in the order that store_columns undoes.
 inline void attend_block(Scratch& s, const Span& span, int heads, int from, int n, int begin, int rank, float* out,
                          Softmax* found) {
     const int count = keys_seen(span, from + n - 1, heads, begin);

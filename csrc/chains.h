@@ -190,12 +190,14 @@ NX_APART void meet_vectors(const Chunk& chunk, const SomeRows<By>& rows, int v, 
 }
 
 // does(v, n) for V vectors, n of them at a time: as many as there are registers for M rows' sums and for what makes
-// numbers, which needs few where they are CHEAP.
-template <int M, bool CHEAP, class Does> inline void each_vectors(int V, const Does& does) {
+// numbers of a Line.
+template <int M, class Line, class Does> inline void each_vectors(int V, const Does& does) {
 #if defined(__AVX512F__)
     constexpr int most = M <= CHAIN_ROWS ? 4 : 2;
 #elif defined(__AVX2__)
-    constexpr int most = M == 1 && CHEAP ? 4 : M <= 2 ? 2 : 1;
+    // Few-bit codes of many inputs are taken apart once for all vectors that are abreast.
+    constexpr bool long_lines = Line::inputs >= 16;
+    constexpr int most = M == 1 && (Line::widens_cheaply || long_lines) ? 4 : M <= 2 || (M == 3 && long_lines) ? 2 : 1;
 #else
     constexpr int most = 1;
 #endif
@@ -258,7 +260,7 @@ void vector_product(const VectorRows& x, int first, int m, const NxWeight& w, co
             some = (m - i + groups - 1) / groups;
             const SomeRows<By> rows = rows_from<By>(x, first + i, some, 0, 0, FORM >= STARTED);
             with_rows(some, [&](auto count) {
-                if constexpr (count <= direct) each_vectors<count, Line::widens_cheaply>(cells.V, [&](int v, auto n) {
+                if constexpr (count <= direct) each_vectors<count, Line>(cells.V, [&](int v, auto n) {
                     meet_directly<By, Line, FORM, count, n>(cells, rows, v, totals + i * PANEL);
                 });
             });

@@ -97,7 +97,7 @@ inline void combine(float* sums, Softmax& state, const float* part, const Softma
     state.top = top;
 }
 
-// sums: columns in the order of pair_rows, 32 by 32, of which the first n are wanted.
+// sums: columns in the order that store_columns undoes, 32 by 32, of which the first n are wanted.
 inline void finish(const float* sums, const Softmax& state, int n, uint16_t* out) {
     const vf total = splat(state.total == 0.f ? NAN : state.total);  // 0: no score was a number, and sums are not set
     for (int c = 0; c < n; c += 32) {

@@ -96,6 +96,7 @@ inline vi widen_int8(const uint8_t* p) {
     const __m512i a = _mm512_castps_si512(_mm512_cvtepi32_ps(even)), b = _mm512_castps_si512(_mm512_cvtepi32_ps(odd));
     return _mm512_or_si512(_mm512_srli_epi32(a, 16), b);  // whole numbers below 256: bf16 holds them
 }
+#if defined(__AVX512BF16__)
 // Rows a and b of 32 bf16 -> pairs (a[c], b[c]) for 32 columns, in the order that store_columns undoes.
 inline void pair_rows(const uint16_t* a, const uint16_t* b, vi& first, vi& second) {
     const vi x = words(a), y = words(b);
@@ -108,6 +109,28 @@ inline void store_columns(float* p, vf first, vf second) {
     store(p, _mm512_permutex2var_ps(first, lo, second));
     store(p + 16, _mm512_permutex2var_ps(first, hi, second));
 }
+#else
+// A register of the PARTS that a vf has: here there is one.
+using part = vf;
+constexpr int PARTS = 1;
+inline part zero_part() { return zero(); }
+inline part splat_part(float x) { return splat(x); }
+inline part load_part(const float* p, int) { return load(p); }
+inline void store_part(float* p, int, part x) { store(p, x); }
+inline part& part_of(vf& x, int) { return x; }
+// 32 bf16, as low and high have them.
+inline void halves(const uint16_t* p, int, part& even, part& odd) {
+    const vi w = words(p);
+    even = low(w), odd = high(w);
+}
+// first: even columns; second: odd ones.
+inline void store_columns(float* p, vf first, vf second) {
+    const __m512i lo = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i hi = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    store(p, _mm512_permutex2var_ps(first, lo, second));
+    store(p + 16, _mm512_permutex2var_ps(first, hi, second));
+}
+#endif
 // Lane i of the result is the sum of a[i]; the same tree of additions for every i.
 inline vf sums(const vf* a) {
     vf b[8], c[4];

@@ -18,10 +18,8 @@ inline vf max(vf x, vf y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, 
 inline vf min(vf x, vf y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 inline vf fma(vf x, vf y, vf z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 // acc += x * y. As an instruction, not an intrinsic: GCC 12 moves sums between registers and to the stack with intrinsics.
-inline void add_product(vf& acc, vf x, vf y) {
-    asm("vfmadd231ps %2, %1, %0" : "+x"(acc.a) : "x"(x.a), "x"(y.a));
-    asm("vfmadd231ps %2, %1, %0" : "+x"(acc.b) : "x"(x.b), "x"(y.b));
-}
+inline void add_product(__m256& acc, __m256 x, __m256 y) { asm("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(x), "x"(y)); }
+inline void add_product(vf& acc, vf x, vf y) { add_product(acc.a, x.a, y.a); add_product(acc.b, x.b, y.b); }
 inline vf as_float(vi w) { return {_mm256_castsi256_ps(w.a), _mm256_castsi256_ps(w.b)}; }
 inline vi as_words(vf x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 inline vf round_even(vf x) { return {_mm256_round_ps(x.a, 8), _mm256_round_ps(x.b, 8)}; }
@@ -113,18 +111,14 @@ inline __m256i int8_pairs(const uint8_t* p) {
     return _mm256_or_si256(_mm256_srli_epi32(_mm256_castps_si256(even), 16), _mm256_castps_si256(odd));
 }
 inline vi widen_int8(const uint8_t* p) { return {int8_pairs(p), int8_pairs(p + 16)}; }
-// Rows a and b of 32 bf16 -> pairs (a[c], b[c]) for 32 columns, in the order that store_columns undoes.
-inline void pair_rows(const uint16_t* a, const uint16_t* b, vi& first, vi& second) {
-    const vi x = words(a), y = words(b);
-    first = {_mm256_unpacklo_epi16(x.a, y.a), _mm256_unpacklo_epi16(x.b, y.b)};
-    second = {_mm256_unpackhi_epi16(x.a, y.a), _mm256_unpackhi_epi16(x.b, y.b)};
-}
-// first: columns 0-3, 8-11, 16-19, 24-27; second: the others.
+// first: even columns; second: odd ones.
 inline void store_columns(float* p, vf first, vf second) {
-    _mm256_storeu_ps(p, _mm256_permute2f128_ps(first.a, second.a, 0x20));
-    _mm256_storeu_ps(p + 8, _mm256_permute2f128_ps(first.a, second.a, 0x31));
-    _mm256_storeu_ps(p + 16, _mm256_permute2f128_ps(first.b, second.b, 0x20));
-    _mm256_storeu_ps(p + 24, _mm256_permute2f128_ps(first.b, second.b, 0x31));
+    const __m256 a[2] = {first.a, first.b}, b[2] = {second.a, second.b};
+    for (int i = 0; i < 2; ++i) {
+        const __m256 low = _mm256_unpacklo_ps(a[i], b[i]), high = _mm256_unpackhi_ps(a[i], b[i]);
+        _mm256_storeu_ps(p + 16 * i, _mm256_permute2f128_ps(low, high, 0x20));
+        _mm256_storeu_ps(p + 16 * i + 8, _mm256_permute2f128_ps(low, high, 0x31));
+    }
 }
 // Lane i of the result is the sum of a[i], in the order of `sum`.
 inline __m256 eight_sums(const vf* a) {
@@ -142,6 +136,21 @@ inline __m256 eight_sums(const vf* a) {
     return _mm256_set_m128(all[1], all[0]);
 }
 inline vf sums(const vf* a) { return {eight_sums(a), eight_sums(a + 8)}; }
+
+// A register of the PARTS that a vf has, for loops whose sums all stay in registers.
+using part = __m256;
+constexpr int PARTS = 2;
+inline part zero_part() { return _mm256_setzero_ps(); }
+inline part splat_part(float x) { return _mm256_set1_ps(x); }
+inline part load_part(const float* p, int i) { return _mm256_loadu_ps(p + 8 * i); }
+inline void store_part(float* p, int i, part x) { _mm256_storeu_ps(p + 8 * i, x); }
+inline part& part_of(vf& x, int i) { return i ? x.b : x.a; }
+// Part i of 32 bf16, as low and high have it.
+inline void halves(const uint16_t* p, int i, part& even, part& odd) {
+    const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + i);
+    even = _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
+    odd = _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(int(0xffff0000u))));
+}
 
 // For lines.h.
 inline vf whole(vi w) { return {_mm256_cvtepi32_ps(w.a), _mm256_cvtepi32_ps(w.b)}; }

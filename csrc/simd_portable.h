@@ -115,12 +115,6 @@ inline vi widen_int8(const uint8_t* p) {
     const vf odd = whole(NX_EACH(vi, (u4)((i4)(pairs.q[i] << 16) >> 24)));
     return as_words(even) >> 16 | as_words(odd);
 }
-// Rows a and b of 32 bf16 -> pairs (a[c], b[c]) for 32 columns, in the order that store_columns undoes.
-inline void pair_rows(const uint16_t* a, const uint16_t* b, vi& first, vi& second) {
-    const vi x = words(a), y = words(b);
-    first = (x & splat_word(0xffff)) | y << 16;
-    second = x >> 16 | (y & splat_word(0xffff0000u));
-}
 // first: even columns; second: odd ones.
 inline void store_columns(float* p, vf first, vf second) {
     for (int i = 0; i < 4; ++i) {
@@ -128,6 +122,22 @@ inline void store_columns(float* p, vf first, vf second) {
         memcpy(p + 8 * i, &low, 16);
         memcpy(p + 8 * i + 4, &high, 16);
     }
+}
+
+// A register of the PARTS that a vf has, for loops whose sums all stay in registers.
+using part = f4;
+constexpr int PARTS = 4;
+inline part zero_part() { return part{}; }
+inline part splat_part(float x) { return part{x, x, x, x}; }
+inline part load_part(const float* p, int i) { return quarter<f4>(p, i); }
+inline void store_part(float* p, int i, part x) { memcpy(p + 4 * i, &x, 16); }
+inline part& part_of(vf& x, int i) { return x.q[i]; }
+inline void add_product(part& acc, part x, part y) { acc = x * y + acc; }
+// Part i of 32 bf16, as low and high have it.
+inline void halves(const uint16_t* p, int i, part& even, part& odd) {
+    const u4 w = quarter<u4>(p, i);
+    even = (f4)(w << 16);
+    odd = (f4)(w & 0xffff0000u);
 }
 
 // For lines.h.
