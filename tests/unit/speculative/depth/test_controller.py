@@ -427,7 +427,7 @@ def test_prompts_that_keep_coming_count() -> None:
 
 @pytest.mark.parametrize("n", [1, 4])
 def test_the_first_two_seconds_are_hardly_slower_than_without_drafts(n: int) -> None:
-    """Where drafts cost twice what was measured, and steps differ by an eighth. Doubt counts against drafts."""
+    """Where drafts cost twice what was measured and steps differ by an eighth: doubt counts against them."""
     cost = StepCost(4.4e-4, 3.9e-4, 1.5e-4, (8, 2), drafter=8e-5, a_pass=3e-5, pass_row=9e-5, request=9e-5)
     reached = []
     for seed in SEEDS:
