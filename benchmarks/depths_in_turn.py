@@ -4,12 +4,11 @@
                                         [--cpu-isa avx2] [--threads 2]
 
 An engine for each side, in one process, each with as many requests as the load has; where one ends, the next
-begins. A turn is some 60 ms of steps; a round gives every side its turn, in an order drawn anew. Speed is
-tokens a step, over all rounds, by the middle of what a step takes relative to its round. (`nextn bench
-compare` measures over seconds, and some machines change their speed by half between two of its loads.) The
-first quarter of the rounds is warm-up. Where an engine's memory lies makes it up to a tenth faster or
-slower than its like for life, and that depends on which was made first. So all of it can be done several
-times, with new engines, made in an order drawn anew. The last line is JSON.
+begins. On a CPU they share weights, buffers and threads, and each has its own pages (side.py). A turn is some
+60 ms of steps; a round gives every side its turn, in an order drawn anew. Speed is tokens a step, over all
+rounds, by the middle of what a step takes relative to its round. (`nextn bench compare` measures over
+seconds, and some machines change their speed by half between two of its loads.) The first quarter of the
+rounds is warm-up. All of it can be done several times, with new engines. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from statistics import geometric_mean
 
 from depth_claims import add_engine_options, add_shared_options, positive, positives, run_script
 from last_line import tell
-from side import AUTO, Side, load_prompts, measure
+from side import AUTO, Side, load_prompts, measure, sharing
 
 from nextn.bench.machine import this_machine
 from nextn.config import EngineConfig
@@ -52,7 +51,7 @@ def main() -> int:
         sides.clear()
         gc.collect()  # large models fit into memory once for each side, not twice
         order = random.sample((*NUM_STEPS, AUTO), len(NUM_STEPS) + 1)
-        sides += [Side(config, num_steps, prompts, args.temperature) for num_steps in order]
+        sides += sharing(config, order, prompts, args.temperature)
         for n in loads:
             found[n].append(measure(sides, n, args.rounds))
     print("| requests | " + " | ".join(f"{d} drafts" for d in NUM_STEPS[1:]) + " | auto | of the best |")

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from depth_claims import add_engine_options, add_shared_options, check_claim, positive, run_script, seconds
 from last_line import tell
-from side import AUTO, Side, load_prompts
+from side import AUTO, Side, load_prompts, sharing
 
 from nextn.bench.machine import this_machine
 from nextn.config import EngineConfig
@@ -113,7 +113,7 @@ def main() -> int:
         parser.error("--many: it must be at least 2")
     config = EngineConfig(model_path=args.model_path, cpu_isa=args.cpu_isa, threads=args.threads)
     prompts = load_prompts(args.model_path)
-    sides = [Side(config, num_steps, prompts) for num_steps in (NONE, AUTO, FIXED)]
+    sides = sharing(config, (NONE, AUTO, FIXED), prompts)
     found: dict[int, list[dict[str, Phase]]] = {args.many: [], 1: []}
     for time in range(args.times):
         for n, phases in found.items():

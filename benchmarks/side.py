@@ -1,4 +1,8 @@
-"""Engines that take short turns in one process, so that a busy neighbour slows all alike."""
+"""Engines that take short turns in one process, so that a busy neighbour slows all alike.
+
+Where the weights and buffers of an engine lie makes it up to a tenth faster or slower than its like, for as
+long as it lives. `sharing` gives all sides the same ones: one executor, of whose pages each side has a part.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,13 @@ from depth_claims import NO_COST_FILE
 
 from nextn.bench.prompts import heldout_prompts
 from nextn.config import EngineConfig, model_folder
+from nextn.engine.around import Around
 from nextn.engine.build import make_executor
 from nextn.engine.engine import Engine
-from nextn.engine.executor import Executor
+from nextn.engine.executor import Executor, Ticket
+from nextn.engine.memory import CPU_KV_TOKENS
 from nextn.request import Request, SamplingParams
+from nextn.scheduler.plan import Plan
 from nextn.tokenizer.tokenizer import Tokenizer
 
 AUTO = -1
@@ -34,6 +41,39 @@ class Turn(NamedTuple):
 def load_prompts(model_path: str) -> list[list[int]]:
     tokenizer = Tokenizer.from_folder(model_folder(model_path))
     return [tokenizer.encode(text)[:PROMPT_TOKENS] for text in heldout_prompts(PROMPTS)]
+
+
+class Part(Around):
+    """An executor of one of several engines that share one. The ids of their requests must differ."""
+
+    def __init__(self, own: Executor, number: int, parts: int) -> None:
+        super().__init__(own)
+        pages = own.info.pages // parts
+        self._before = number * pages
+        self.info = replace(own.info, pages=pages)
+
+    def launch(self, plan: Plan) -> Ticket:
+        spans = [replace(s, pages=[p + self._before for p in s.pages]) if s.pages else s for s in plan.spans]
+        return super().launch(replace(plan, spans=spans))
+
+
+def sharing(
+    config: EngineConfig, num_steps: Sequence[int], prompts: Sequence[Sequence[int]], temperature: float = 0.0
+) -> list[Side]:
+    """A side for each of `num_steps`. On a GPU, whose steps are captured for one engine, each has its own
+    executor."""
+    tokens, parts = config.kv_cache_tokens or CPU_KV_TOKENS, len(num_steps)
+    whole = make_executor(
+        replace(config, speculative_num_steps=AUTO, kv_cache_tokens=parts * tokens, **NO_COST_FILE)
+    )
+    if whole.info.device != "cpu":
+        del whole
+        return [Side(config, each, prompts, temperature) for each in num_steps]
+    executors = iter([Part(whole, i, parts) for i in range(parts)])
+    return [
+        Side(config, each, prompts, temperature, make_executor=lambda _: next(executors))
+        for each in num_steps
+    ]
 
 
 class Side:
@@ -70,7 +110,7 @@ class Side:
         begin = time.perf_counter()
         if self.engine._ended is not None:  # for the engine, time stands still in the others' turns
             self.engine._ended += begin - self._paused
-        while (seconds := time.perf_counter() - begin) < at_least or steps < least_steps:
+        while (seconds := time.perf_counter() - begin) < at_least or steps < least_steps or self._tries():
             while len(self.live) < self.concurrency:
                 self._add()
             for out in self.engine.step():
@@ -82,8 +122,14 @@ class Side:
         self.busy += seconds
         return Turn(tokens, steps, seconds)
 
+    def _tries(self) -> bool:
+        """Is a trial of automatic depth under way? What the drafter keeps for its end, steps of other sides
+        would drop."""
+        auto = self.engine._scheduler.depth.auto
+        return auto is not None and bool(auto._trial)
+
     def _add(self) -> None:
-        rid = str(self.requests)
+        rid = f"{self.name} {self.requests}"
         self.requests += 1
         self.live.append(rid)
         params = SamplingParams(
