@@ -78,7 +78,7 @@ class Setting:
 
     @property
     def local(self) -> int:
-        """Routed experts of a rank and layer."""
+        """Routed experts per rank and layer."""
         return -(-(EXPERTS + self.redundant) // self.ep)
 
     @property
@@ -231,7 +231,7 @@ def print_memory() -> None:
     fp8, bf16 = matrices(Setting(16, 1))
     print(f"beside routed experts each rank has {(fp8 + 2 * (bf16 + HEAD)) / 1e9:.1f} GB of weights")
     print(f"an FP8 expert is compute-bound from {compute_bound(H100):.0f} rows\n")
-    heads = "ep | experts of a rank | their GB | GB for KV | requests that fit | compute-bound from"
+    heads = "ep | experts per rank | their GB | GB for KV | requests that fit | compute-bound from"
     table(f"{heads} | with 1 draft | with 3 | rows of all ranks", rows)
 
 

@@ -145,7 +145,7 @@ def test_who_asks_for_no_drafts_gets_none_that_are_forced():
 def test_forced_drafts_tell_automatic_depth_nothing(monkeypatch):
     noted = []
     monkeypatch.setattr(DepthController, "note", lambda self, draft, accepted: noted.append(len(draft)))
-    monkeypatch.setattr(DepthController, "_plan", lambda self, n: two(self))
+    monkeypatch.setattr(DepthController, "_plan", lambda self, *_: two(self))
 
     def two(controller):  # whatever pays here
         controller._setting = Setting(2, None, 2.0, 1.0)
