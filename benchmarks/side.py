@@ -19,6 +19,7 @@ from nextn.bench.prompts import heldout_prompts
 from nextn.config import EngineConfig, model_folder
 from nextn.engine.around import Around
 from nextn.engine.build import make_executor
+from nextn.engine.device import engine_device
 from nextn.engine.engine import Engine
 from nextn.engine.executor import Executor, Ticket
 from nextn.engine.memory import CPU_KV_TOKENS
@@ -62,13 +63,12 @@ def sharing(
 ) -> list[Side]:
     """A side for each of `num_steps`. On a GPU, whose steps are captured for one engine, each has its own
     executor."""
+    if engine_device(config.device).type != "cpu":
+        return [Side(config, each, prompts, temperature) for each in num_steps]
     tokens, parts = config.kv_cache_tokens or CPU_KV_TOKENS, len(num_steps)
     whole = make_executor(
         replace(config, speculative_num_steps=AUTO, kv_cache_tokens=parts * tokens, **NO_COST_FILE)
     )
-    if whole.info.device != "cpu":
-        del whole
-        return [Side(config, each, prompts, temperature) for each in num_steps]
     executors = iter([Part(whole, i, parts) for i in range(parts)])
     return [
         Side(config, each, prompts, temperature, make_executor=lambda _: next(executors))

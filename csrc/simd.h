@@ -103,12 +103,9 @@ inline void pair_rows(const uint16_t* a, const uint16_t* b, vi& first, vi& secon
     first = _mm512_unpacklo_epi16(x, y);
     second = _mm512_unpackhi_epi16(x, y);
 }
-inline void store_columns(float* p, vf first, vf second) {
-    const __m512i lo = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const __m512i hi = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-    store(p, _mm512_permutex2var_ps(first, lo, second));
-    store(p + 16, _mm512_permutex2var_ps(first, hi, second));
-}
+// Where store_columns finds its columns, of 0-15 in `first` and 16-31 in `second`.
+inline __m512i low_columns() { return _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23); }
+inline __m512i high_columns() { return _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31); }
 #else
 // A register of the PARTS that a vf has: here there is one.
 using part = vf;
@@ -124,13 +121,13 @@ inline void halves(const uint16_t* p, int, part& even, part& odd) {
     even = low(w), odd = high(w);
 }
 // first: even columns; second: odd ones.
-inline void store_columns(float* p, vf first, vf second) {
-    const __m512i lo = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    const __m512i hi = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    store(p, _mm512_permutex2var_ps(first, lo, second));
-    store(p + 16, _mm512_permutex2var_ps(first, hi, second));
-}
+inline __m512i low_columns() { return _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); }
+inline __m512i high_columns() { return _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31); }
 #endif
+inline void store_columns(float* p, vf first, vf second) {
+    store(p, _mm512_permutex2var_ps(first, low_columns(), second));
+    store(p + 16, _mm512_permutex2var_ps(first, high_columns(), second));
+}
 // Lane i of the result is the sum of a[i]; the same tree of additions for every i.
 inline vf sums(const vf* a) {
     vf b[8], c[4];
