@@ -211,7 +211,9 @@ class Network:
         self.most = 1 << 16  # bytes at a time
         self._ends: list[socket.socket] = []
         self._closed = False
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads: list[threading.Thread] = []
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -224,7 +226,8 @@ class Network:
                     continue
                 self._ends += [near, far]
                 for way, a, b in (("up", near, far), ("down", far, near)):
-                    threading.Thread(target=self._pass, args=(way, a, b), daemon=True).start()
+                    self._threads.append(threading.Thread(target=self._pass, args=(way, a, b), daemon=True))
+                    self._threads[-1].start()
 
     def _pass(self, way: str, a: socket.socket, b: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -252,8 +255,11 @@ class Network:
         self._closed = True
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()  # it may be about to add a pair
         self._server.close()
         self.cut()
+        for each in self._threads:
+            each.join()
         for end in self._ends:
             end.close()
 
