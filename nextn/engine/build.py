@@ -10,6 +10,7 @@ from functools import partial
 from nextn.config import EngineConfig
 from nextn.distributed.memory import Memory
 from nextn.distributed.place import Place
+from nextn.engine.ep_rank import EPRank
 from nextn.engine.executor import Executor, ExecutorInfo
 from nextn.engine.gang import pin_rank
 from nextn.engine.group_executor import GroupExecutor
@@ -17,7 +18,6 @@ from nextn.engine.lockstep import LockstepExecutor, OthersHere
 from nextn.engine.model import runs_on_torch
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
-from nextn.engine.seat import Seat
 from nextn.engine.startup import startup
 from nextn.engine.step_cost_file import Factors, StepCostFile
 from nextn.engine.step_timing import time_steps
@@ -59,17 +59,17 @@ def _make_placed(config: EngineConfig, place: Place | None) -> Executor:
         group = GroupExecutor(config, place.group)
         return LockstepExecutor(group, place, group)
     if place is not None:
-        seat = Seat(place.group, 0, place.memory, by_torch=runs_on_torch(config))
-        if config.tp_size == 1 and not seat.by_torch:  # else its gang does it
+        ep_rank = EPRank(place.group, 0, place.memory, by_torch=runs_on_torch(config))
+        if config.tp_size == 1 and not ep_rank.by_torch:  # else its gang does it
             pin_rank(config, place.group)
-        own = _make_executor(config, seat)
+        own = _make_executor(config, ep_rank)
         assert own.world is not None
         return LockstepExecutor(own, place, OthersHere(own.world, place))
     if config.nnodes > 1 or not shares_experts(config):
         return _make_executor(config, None)
     memory = Memory()
     try:
-        made = _make_executor(config, Seat(0, 0, memory, by_torch=runs_on_torch(config)))
+        made = _make_executor(config, EPRank(0, 0, memory, by_torch=runs_on_torch(config)))
     except BaseException:
         memory.close()
         raise
@@ -77,11 +77,11 @@ def _make_placed(config: EngineConfig, place: Place | None) -> Executor:
     return made
 
 
-def _make_executor(config: EngineConfig, seat: Seat | None) -> Runner | TensorParallelExecutor:
+def _make_executor(config: EngineConfig, ep_rank: EPRank | None) -> Runner | TensorParallelExecutor:
     """A single rank that meets others by torch.distributed leaves them as ranks do."""
-    if config.tp_size == 1 and not (seat is not None and seat.by_torch):
-        return make_runner(config, None, seat)
-    return TensorParallelExecutor(config, seat)
+    if config.tp_size == 1 and not (ep_rank is not None and ep_rank.by_torch):
+        return make_runner(config, None, ep_rank)
+    return TensorParallelExecutor(config, ep_rank)
 
 
 def build(config: EngineConfig, make_executor: Callable[[EngineConfig], Executor] = make_executor) -> Built:

@@ -26,7 +26,7 @@ from nextn.scheduler.plan import Plan, SpanResult, StepResult
 from nextn.speculative.device import columns
 from nextn.speculative.device.graphs import OneByOne, StepPasses
 from nextn.speculative.device.host_buffers import FreeBuffers, HostBuffers
-from nextn.speculative.device.seats import Load, Seat, make_seat
+from nextn.speculative.device.requests import DeviceRequest, Load, make_device_request
 from nextn.speculative.device.shape import Drafting, StepShape
 from nextn.speculative.device.step import DeviceStep
 from nextn.speculative.state import RequestState
@@ -41,10 +41,10 @@ class DeviceTicket:
     """most: maximum number of tokens that each span of the plan may commit. buffers: for the results."""
 
     def __init__(
-        self, plan: Plan, seats: Sequence[Seat], most: Sequence[int], buffers: HostBuffers,
+        self, plan: Plan, requests: Sequence[DeviceRequest], most: Sequence[int], buffers: HostBuffers,
         read: Callable[[DeviceTicket], None],
     ) -> None:  # fmt: skip
-        self.plan, self.seats, self.most, self.buffers = plan, seats, most, buffers
+        self.plan, self.requests, self.most, self.buffers = plan, requests, most, buffers
         self._read = read
         self.found: StepResult | None = None
 
@@ -69,7 +69,7 @@ class DeviceRunner(Runner):
         steps are launched, by default kernel by kernel."""
         assert not self.states
         self.step, self.passes = step, passes or OneByOne(step)
-        self._seats: dict[str, Seat] = {}
+        self._requests: dict[str, DeviceRequest] = {}
         self._free = list(range(len(step.relay.rows) - 1, 0, -1))
         self._under_way: deque[DeviceTicket] = deque()
         self._buffers = FreeBuffers(step)
@@ -85,11 +85,11 @@ class DeviceRunner(Runner):
     def add(self, state: RequestState) -> None:
         super().add(state)
         if self.step is not None:
-            self._seats[state.rid] = make_seat(state, self.model.config.vocab_size)
+            self._requests[state.rid] = make_device_request(state, self.model.config.vocab_size)
 
     def drop(self, rid: str) -> None:
         super().drop(rid)
-        if self.step is not None and (slot := self._seats.pop(rid).slot):
+        if self.step is not None and (slot := self._requests.pop(rid).slot):
             self._free.append(slot)  # the next owner writes it after the launched steps
 
     def launch(self, plan: Plan) -> Ticket:  # type: ignore[override]
@@ -100,7 +100,7 @@ class DeviceRunner(Runner):
             with self._lock:
                 self.settle()
                 for span in plan.spans:
-                    self._seats[span.rid].current = False
+                    self._requests[span.rid].current = False
         return super().launch(plan)
 
     @torch.inference_mode()
@@ -114,21 +114,21 @@ class DeviceRunner(Runner):
 
     def _launch(self, plan: Plan, step: DeviceStep) -> DeviceTicket | None:
         lap = TRACE.laps("runner")
-        seats = [self._seats[span.rid] for span in plan.spans]
-        found = self._shape(plan, seats)
+        requests = [self._requests[span.rid] for span in plan.spans]
+        found = self._shape(plan, requests)
         if found is None:
             return None
         shape, most = found
         load, cuts = Load(step, self.model.config.vocab_size), plan.cutoff is not None
-        for seat, span, drafts in zip(seats, plan.spans, most, strict=True):
-            if not seat.slot:
-                seat.slot = self._free.pop()
-            first, pages = span.first_page, seat.state.pages
+        for request, span, drafts in zip(requests, plan.spans, most, strict=True):
+            if not request.slot:
+                request.slot = self._free.pop()
+            first, pages = span.first_page, request.state.pages
             if span.pages or first < len(pages):
                 pages[first:] = array("i", span.pages)
-            load.add(seat, span, drafts, cuts and span.cut)
-            seat.current, seat.num_steps = True, span.num_steps
-            seat.unread += 1 + drafts
+            load.add(request, span, drafts, cuts and span.cut)
+            request.current, request.num_steps = True, span.num_steps
+            request.unread += 1 + drafts
         if not plan.keep:
             self.drafter.forget()
         lap("prepare")
@@ -137,7 +137,7 @@ class DeviceRunner(Runner):
         load.send(shape.requests, plan.cutoff, buffers)
         self.passes.run(shape)
         buffers.fetch(shape.requests)
-        ticket = DeviceTicket(plan, seats, most, buffers, self._read)
+        ticket = DeviceTicket(plan, requests, most, buffers, self._read)
         self._under_way.append(ticket)
         lap("launch")
         return ticket
@@ -147,33 +147,33 @@ class DeviceRunner(Runner):
         while self._under_way:
             self._under_way[0].result()
 
-    def _shape(self, plan: Plan, seats: Sequence[Seat]) -> tuple[StepShape, list[int]] | None:
+    def _shape(self, plan: Plan, requests: Sequence[DeviceRequest]) -> tuple[StepShape, list[int]] | None:
         """(the smallest shape that covers the plan, the maximum number of drafts of each span), or None."""
         assert self.step is not None
         spans, drafts = plan.spans, []
         missing = extends = cuts = longest = num_steps = 0
-        for seat, span in zip(seats, spans, strict=True):
-            if (most := seat.most_drafts(span)) is None:
+        for request, span in zip(requests, spans, strict=True):
+            if (most := request.most_drafts(span)) is None:
                 return None
             drafts.append(most)
-            missing += not seat.slot
+            missing += not request.slot
             extends += span.extend
             cuts += span.cut
             if span.num_steps > num_steps:
                 num_steps = span.num_steps
-            if (end := seat.longest + most + span.num_steps) > longest:
+            if (end := request.longest + most + span.num_steps) > longest:
                 longest = end
         if plan.keep and extends < len(spans):
             return None  # the drafter keeps hidden states
-        requests = bucket(len(seats))
-        if missing > len(self._free) or requests is None or requests > len(self.step.inputs):
+        padded = bucket(len(requests))
+        if missing > len(self._free) or padded is None or padded > len(self.step.inputs):
             return None
         drafting = Drafting()
         if extends:
             drafting = Drafting(rounded(num_steps), True, plan.cutoff is not None and cuts > 0)
-        choosing = max([seat.choosing for seat in seats])
-        rows = len(seats) + sum(drafts)
-        shape = make_shape(requests, rows, drafting, choosing, longest, self.model.row_align)
+        choosing = max([request.choosing for request in requests])
+        rows = len(requests) + sum(drafts)
+        shape = make_shape(padded, rows, drafting, choosing, longest, self.model.row_align)
         return None if shape is None else (shape, drafts)
 
     def _read(self, ticket: DeviceTicket) -> None:
@@ -202,16 +202,17 @@ def make_shape(
 
 
 def _result(ticket: DeviceTicket) -> StepResult:
-    n, gated = len(ticket.seats), ticket.plan.cutoff is not None
+    requests, spans, cut = ticket.requests, ticket.plan.spans, ticket.plan.cutoff is not None
+    n = len(requests)
     numbers = ticket.buffers.results[:n]
     started, verified, taken, kept, made, depths, failed, over = numbers[:, : columns.RESULTS].T.tolist()
     texts = numbers[:, columns.RESULTS : columns.RESULTS + max(taken)].tolist()
     chains = numbers[:, columns.GUESSES : columns.GUESSES + max(kept)].tolist()
-    bins = numbers[:, columns.BINS : columns.BINS + max(made) * gated].tolist()
+    bins = numbers[:, columns.BINS : columns.BINS + max(made) * cut].tolist()
     results: list[SpanResult] = []
     extended = 0
-    for i, (seat, span, most) in enumerate(zip(ticket.seats, ticket.plan.spans, ticket.most, strict=True)):
-        seat.unread -= 1 + most
+    for i, (request, span, most) in enumerate(zip(requests, spans, ticket.most, strict=True)):
+        request.unread -= 1 + most
         if over[i]:
             results.append(SpanResult([], NO_DRAFT))
             continue
@@ -220,14 +221,14 @@ def _result(ticket: DeviceTicket) -> StepResult:
             extended += taken[i]
         if depths[i]:
             draft = Draft(chains[i][: kept[i]])
-            if gated and span.cut:
+            if cut and span.cut:
                 draft.bins = bytes(bins[i][: made[i]])
                 assert max(draft.bins, default=0) < NO_GUESS
         result = SpanResult(tokens, draft)
         if failed[i]:
             result.error = NO_CHOICE
         results.append(result)
-        seat.state.commit(result)
+        request.state.commit(result)
     depths.sort()
     passes = tuple([n - bisect_right(depths, step) for step in range(1, depths[-1])])
     decoding, nodes = n - sum(over), sum(verified)

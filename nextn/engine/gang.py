@@ -27,9 +27,9 @@ from nextn.distributed.rendezvous import Host, Met
 from nextn.distributed.shared import SharedRanks
 from nextn.distributed.wire import Ended, cut, send_last
 from nextn.draft import MAX_DRAFTS, draft_window
+from nextn.engine.ep_rank import EPRank
 from nextn.engine.facts import facts
 from nextn.engine.gpu_ranks import agree, gpus_met, offer, own_gpu, share_gpus
-from nextn.engine.seat import Seat
 
 RANK = "nextn.engine.tensor_rank"  # the module that a rank's process runs
 HEARD_SECONDS = 1.0  # time that ranks have to receive the message that the engine has ended
@@ -39,9 +39,9 @@ class Gang:
     """own: rank 0's `Ranks` object. config: rank 0's. links: connections to the other ranks, from rank 1 on.
     processes: the rank processes that this process has started, by rank."""
 
-    def __init__(self, config: EngineConfig, seat: Seat | None = None) -> None:
-        """seat: rank 0's, if ranks of one machine share experts. Raises the errors of `Host`, `Host.meet` and
-        `RayRanks`."""
+    def __init__(self, config: EngineConfig, ep_rank: EPRank | None = None) -> None:
+        """ep_rank: rank 0's, if ranks of one machine share experts. Raises the errors of `Host`, `Host.meet`
+        and `RayRanks`."""
         self.config = config
         self.processes: dict[int, RankProcess] = {}
         self.links: list[Connection] = []
@@ -52,18 +52,18 @@ class Gang:
         self._nodes: list[socket.socket] = []
         try:
             if self._memory is not None:
-                self.own = self._sharing(config, self._memory, seat)
+                self.own = self._sharing(config, self._memory, ep_rank)
             else:
                 self.own = self._joined(config) if self._ray is None else self._placed(self._ray)
         except BaseException:
             self.close()
             raise
 
-    def _sharing(self, config: EngineConfig, memory: Memory, seat: Seat | None) -> Ranks:
-        gpus, self._listener = share_gpus(config, seat)
-        start(config, memory, self.processes, seat, gpus)
+    def _sharing(self, config: EngineConfig, memory: Memory, ep_rank: EPRank | None) -> Ranks:
+        gpus, self._listener = share_gpus(config, ep_rank)
+        start(config, memory, self.processes, ep_rank, gpus)
         self.links += [process.link for process in self.processes.values()]
-        group, first = 0 if seat is None else seat.group, None if gpus is None else gpus[0]
+        group, first = 0 if ep_rank is None else ep_rank.group, None if gpus is None else gpus[0]
         ranks = shared_ranks(config, 0, memory, group, first)
         ranks.listener = self._listener
         return ranks
@@ -147,21 +147,22 @@ def start(
     config: EngineConfig,
     memory: Memory | None,
     into: dict[int, RankProcess],
-    seat: Seat | None = None,
+    ep_rank: EPRank | None = None,
     gpus: Sequence[Gpus] | None = None,
 ) -> None:
     """Starts this machine's ranks, without rank 0, which is the engine's process. If groups are on several
     machines, engines are not ranks, and it starts the ranks of all groups. memory: None if ranks connect over
     the network. gpus: of each rank, if all are on this machine."""
     memories = [] if memory is None else [memory]
-    if seat is not None:
-        assert seat.memory is not None
-        memories.append(seat.memory)
+    if ep_rank is not None:
+        assert ep_rank.memory is not None
+        memories.append(ep_rank.memory)
     apart = memory is None and config.groups > 1
     for rank in config.own_ranks if memory is None else range(config.tp_size):
         if rank or apart:
             into[rank] = RankProcess(RANK, memories)
-            into[rank].link.send((config, rank, seat and seat.group, None if gpus is None else gpus[rank]))
+            gpu = None if gpus is None else gpus[rank]
+            into[rank].link.send((config, rank, ep_rank and ep_rank.group, gpu))
 
 
 # From here on, this process is the given rank; config.threads is per rank.

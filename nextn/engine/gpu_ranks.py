@@ -16,7 +16,7 @@ from nextn.distributed.memory import HEADER, Memory, Numbers
 from nextn.distributed.place import PORT
 from nextn.distributed.rendezvous import Met
 from nextn.engine.device import device_type
-from nextn.engine.seat import Seat
+from nextn.engine.ep_rank import EPRank
 from nextn.parallel_config import TORCHRUN
 
 log = logging.getLogger("nextn.engine")
@@ -34,21 +34,21 @@ def own_gpu(config: EngineConfig, rank: int) -> Gpu | None:
 
 
 def share_gpus(
-    config: EngineConfig, seat: Seat | None = None
+    config: EngineConfig, ep_rank: EPRank | None = None
 ) -> tuple[list[Gpus], socket.socket | None] | tuple[None, None]:
     """The GPUs of all ranks of this engine, on this machine, and the listening socket where they connect.
-    (None, None) on CPUs, unless ranks of the torch model share experts. seat: rank 0's, if experts are
+    (None, None) on CPUs, unless ranks of the torch model share experts. ep_rank: rank 0's, if experts are
     shared. Then the ranks of all groups connect, and only group 0 has the socket. Raises the errors of
     `agreed`, and TimeoutError."""
     gpus = [gpu for rank in range(config.world_size) if (gpu := own_gpu(config, rank)) is not None]
-    if not gpus and seat is not None and seat.by_torch:
+    if not gpus and ep_rank is not None and ep_rank.by_torch:
         gpus = [NO_GPU] * config.world_size
     if not gpus:
         return None, None
     found = _agreed(gpus, [f"GPU {gpu.device}" if gpu.device >= 0 else "this machine" for gpu in gpus])
-    group = 0 if seat is None else seat.group
+    group = 0 if ep_rank is None else ep_rank.group
     listener = socket.create_server((HOST, 0)) if group == 0 else None
-    port = _port(listener, None if seat is None else seat.memory)
+    port = _port(listener, None if ep_rank is None else ep_rank.memory)
     own = range(group * config.tp_size, (group + 1) * config.tp_size)
     return [_gpus(gpus[rank], rank, found, HOST, port, HOST) for rank in own], listener
 

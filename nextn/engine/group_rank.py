@@ -23,6 +23,7 @@ from nextn.distributed.mesh import MeshRanks
 from nextn.distributed.pulse import LOADING, SILENT, Pulse
 from nextn.distributed.signs import Signs
 from nextn.distributed.wire import GONE, Loaded, receive, send
+from nextn.engine.ep_rank import EPRank
 from nextn.engine.exit_codes import FAILED, LOST, REFUSED, load_error, not_met, says_why
 from nextn.engine.expert_recorder import ShardWindow
 from nextn.engine.facts import facts
@@ -32,7 +33,6 @@ from nextn.engine.last_word import LastWord
 from nextn.engine.page_data import PageData
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
-from nextn.engine.seat import Seat
 from nextn.engine.state_messages import apply
 from nextn.engine.tensor_parallel import digest
 from nextn.expert_load import CountTable
@@ -66,7 +66,7 @@ def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> 
     assert engine is not None
     link = Connection(engine.detach())
     return _Rank(config, members, everyone, link, met.work[0], Signs(met.signs), parent).run(
-        Seat(group, place, everyone=everyone)
+        EPRank(group, place, everyone=everyone)
     )
 
 
@@ -89,14 +89,14 @@ class _Rank:
         self._word = LastWord(word, self._all_have_loaded)
         self._pulse = Pulse(signs, self._lost, LOADING)
 
-    def run(self, seat: Seat) -> int:
+    def run(self, ep_rank: EPRank) -> int:
         try:
-            first = seat.group * self._config.tp_size
+            first = ep_rank.group * self._config.tp_size
             part = range(first, first + self._config.tp_size)
-            runner = self._made(self._everyone.part(part) if len(part) > 1 else None, seat)
+            runner = self._made(self._everyone.part(part) if len(part) > 1 else None, ep_rank)
             if runner is None:
                 return REFUSED
-            self._serve(runner, seat.rank == 0)
+            self._serve(runner, ep_rank.rank == 0)
         except (*GONE, PeerGone):
             pass  # that engine logs the reason
         except Exception:
@@ -106,11 +106,11 @@ class _Rank:
             self._pulse.stop()
         return self._heard(LAST_WORD)
 
-    def _made(self, ranks: MeshRanks | None, seat: Seat) -> Runner | None:
+    def _made(self, ranks: MeshRanks | None, ep_rank: EPRank) -> Runner | None:
         """The runner, or None if it cannot be made: group 0's engine gets the error, and this machine logs
         it. Raises PeerGone."""
         try:
-            runner = make_runner(self._config, ranks, seat)
+            runner = make_runner(self._config, ranks, ep_rank)
         except PeerGone:
             raise
         except Exception as e:

@@ -16,9 +16,9 @@ from nextn.distributed.group import Alone
 from nextn.distributed.ranks import Ranks
 from nextn.draft import AUTO_STEPS
 from nextn.engine.device import engine_device
+from nextn.engine.ep_rank import EPRank
 from nextn.engine.few_bits_log import log_blocks, log_few_bits, say_what_is_widened
 from nextn.engine.memory import bounded_context, check_memory
-from nextn.engine.seat import Seat
 from nextn.engine.world import make_torch_world, make_world, shares_experts, sharing_option
 from nextn.families.config import ModelConfig
 from nextn.families.files import first_names
@@ -70,7 +70,7 @@ def make_model(
     device: torch.device,
     threads: int,
     ranks: Ranks | None = None,
-    seat: Seat | None = None,
+    ep_rank: EPRank | None = None,
 ) -> tuple[Model, str]:
     """(the loaded model, its kernels: "cpu" (the native kernels), "triton" or "reference" (plain torch)).
 
@@ -137,7 +137,7 @@ def make_model(
         native = model_class(cfg.architecture, "cpu")
         drafting = Drafting(_coarse_drafts(config, cfg), allowed)
         level, _ = choose_level(config.cpu_isa)
-        world = make_world(config, cfg, seat, ranks) if shares_experts(config) else None
+        world = make_world(config, cfg, ep_rank, ranks) if shares_experts(config) else None
         made = quantize_format(config)
         way = ways_of(config, level)
         model = native(cfg, nextn, threads, made, stored, drafting, level, ranks, world, way, fp8_rows)

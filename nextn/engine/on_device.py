@@ -50,12 +50,12 @@ log = logging.getLogger("nextn.engine")
 
 
 class OnDevice(NamedTuple):
-    """requests: maximum number in a step. num_steps: default draft depth. gated: whether a cutoff may end
+    """requests: maximum number in a step. num_steps: default draft depth. cut: whether a cutoff may end
     drafts. extends: whether there is a drafter."""
 
     requests: int
     num_steps: int
-    gated: bool
+    cut: bool
     extends: bool
 
     def relay(self, model: Model, page_size: int) -> Relay:
@@ -66,9 +66,9 @@ class OnDevice(NamedTuple):
         """The shapes that are captured at start, for every number of requests. The largest comes first, and
         the others reuse its memory. longest: positions of a request."""
         found = []
-        steps = min(self.num_steps, AUTO) if self.gated else self.num_steps
-        kinds = [Drafting(rounded(steps), self.extends, self.gated)]
-        if self.gated:
+        steps = min(self.num_steps, AUTO) if self.cut else self.num_steps
+        kinds = [Drafting(rounded(steps), self.extends, self.cut)]
+        if self.cut:
             kinds.append(Drafting())  # while nobody drafts
         choices = Choosing.GREEDY, Choosing.SAMPLED
         requests = [n for n in BUCKETS if n <= self.requests]

@@ -15,13 +15,13 @@ from nextn.distributed.torch_experts import TorchExpertWorld
 from nextn.engine.balance import Balancer
 from nextn.engine.device import engine_device
 from nextn.engine.device_runner import DeviceRunner
+from nextn.engine.ep_rank import EPRank
 from nextn.engine.executor import ExecutorInfo
 from nextn.engine.halves import Halves
 from nextn.engine.memory import CPU_KV_TOKENS
 from nextn.engine.model import make_model
 from nextn.engine.on_device import plan_on_device, start_on_device
 from nextn.engine.runner import Runner
-from nextn.engine.seat import Seat
 from nextn.engine.shared_pass import SharedPass
 from nextn.kvcache.pool import KVPool
 from nextn.machine import cpu_model
@@ -44,8 +44,8 @@ from nextn.speculative.mtp import MTPDrafter
 from nextn.speculative.ngram_drafter import NGramDrafter
 
 
-def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | None = None) -> Runner:
-    """ranks: this rank's connection to the others that compute every step with it. seat: if experts are
+def make_runner(config: EngineConfig, ranks: Ranks | None = None, ep_rank: EPRank | None = None) -> Runner:
+    """ranks: this rank's connection to the others that compute every step with it. ep_rank: if experts are
     shared on one machine.
 
     Raises ValueError for options that are incompatible or that the model does not support."""
@@ -56,7 +56,7 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | N
     # core is left free. The native kernels do not wait for a suspended thread (csrc/pool.h).
     torch.set_num_threads(config.threads or max(1, usable_cores() - 1))
     begin = time.perf_counter()
-    model, kernels = make_model(config, device, config.threads or usable_cores(), ranks, seat)
+    model, kernels = make_model(config, device, config.threads or usable_cores(), ranks, ep_rank)
     seconds = time.perf_counter() - begin
     if ranks is not None and isinstance(model, CudaModel):
         ranks.leaving.append(model.drop_graphs)

@@ -30,11 +30,11 @@ from nextn.distributed.process import RankProcess
 from nextn.distributed.pulse import LOADING, SILENT, Pulse
 from nextn.distributed.step_world import StepWorld
 from nextn.distributed.wire import GONE, Ended, Loaded, dumps, receive
+from nextn.engine.ep_rank import EPRank
 from nextn.engine.executor import ExecutorInfo, ExpertCounts, Ran, ShardLoad
 from nextn.engine.gang import Gang, threads_of
 from nextn.engine.page_data import PageData
 from nextn.engine.rank import make_runner
-from nextn.engine.seat import Seat
 from nextn.scheduler.plan import Plan, StepResult
 from nextn.speculative.state import RequestState
 
@@ -48,16 +48,16 @@ class TensorParallelExecutor:
 
     awake, wakes = False, None  # see `Executor`
 
-    def __init__(self, config: EngineConfig, seat: Seat | None = None) -> None:
-        """seat: rank 0's, if experts are shared. Raises the errors of `make_runner` in any rank, and those of
-        `Gang`."""
+    def __init__(self, config: EngineConfig, ep_rank: EPRank | None = None) -> None:
+        """ep_rank: rank 0's, if experts are shared. Raises the errors of `make_runner` in any rank, and those
+        of `Gang`."""
         if config.node_rank:
             raise ValueError(
                 f"--node-rank {config.node_rank}: only nextn serve runs the ranks of other nodes"
             )
         self._check = config.check_integrity
         self.world: StepWorld | None = None
-        self._gang = Gang(dataclasses.replace(config, threads=threads_of(config)), seat)
+        self._gang = Gang(dataclasses.replace(config, threads=threads_of(config)), ep_rank)
         config = self._gang.config
         self._ranks, self.processes = self._gang.own, self._gang.processes
         self._last: list[Ended | None] = [Ended()]
@@ -70,7 +70,7 @@ class TensorParallelExecutor:
             args = (own, self.processes)
             threading.Thread(target=_watch, args=args, name="nextn-ranks", daemon=True).start()
         try:
-            self._runner = make_runner(config, self._ranks, seat)
+            self._runner = make_runner(config, self._ranks, ep_rank)
             for rank in range(1, config.tp_size):
                 made = self._receive(rank)
                 if isinstance(made, Exception):

@@ -21,13 +21,13 @@ from nextn.distributed.pulse import LOADING, SILENT, Pulse
 from nextn.distributed.ranks import Ranks
 from nextn.distributed.wire import GONE, Ended, Loaded, receive, send
 from nextn.engine import group_rank
+from nextn.engine.ep_rank import EPRank
 from nextn.engine.exit_codes import FAILED, LET_GO, LOST, REFUSED, load_error, not_met, says_why
 from nextn.engine.facts import facts
 from nextn.engine.gang import mesh_ranks, shared_ranks, threads_of
 from nextn.engine.gpu_ranks import gpus_met, offer, own_gpu
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
-from nextn.engine.seat import Seat
 from nextn.engine.state_messages import apply
 from nextn.engine.tensor_parallel import digest
 from nextn.scheduler.plan import Plan
@@ -50,8 +50,8 @@ def main(arguments: list[str]) -> int:
         return group_rank.join_and_run(config, rank, parent if config.node_rank == 0 else None)
     if not memories:
         return join_and_run(config, rank, parent)
-    seat = None if group is None else Seat(group, rank, memories[1])
-    return run(config, leash, shared_ranks(config, rank, memories[0], group or 0, gpus), parent, seat)
+    ep_rank = None if group is None else EPRank(group, rank, memories[1])
+    return run(config, leash, shared_ranks(config, rank, memories[0], group or 0, gpus), parent, ep_rank)
 
 
 def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> int:
@@ -74,10 +74,10 @@ def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> 
 
 
 def run(
-    config: EngineConfig, link: Connection, ranks: Ranks, parent: int | None, seat: Seat | None = None
+    config: EngineConfig, link: Connection, ranks: Ranks, parent: int | None, ep_rank: EPRank | None = None
 ) -> int:
     """Runs rank 0's plans until it ends. parent: the process of rank 0, if this one may end it, else None.
-    seat: if experts are shared on one machine."""
+    ep_rank: if experts are shared on one machine."""
 
     def lost(rank: int, what: str) -> None:
         log.critical("rank %d %s; this rank ends", rank, what)
@@ -87,7 +87,7 @@ def run(
 
     pulse = Pulse(ranks, lost, LOADING)
     try:
-        runner = _made(config, link, ranks, seat)
+        runner = _made(config, link, ranks, ep_rank)
         if runner is None:
             return REFUSED
         send(link, runner.info)
@@ -112,11 +112,11 @@ def run(
         pulse.stop()
 
 
-def _made(config: EngineConfig, link: Connection, ranks: Ranks, seat: Seat | None) -> Runner | None:
+def _made(config: EngineConfig, link: Connection, ranks: Ranks, ep_rank: EPRank | None) -> Runner | None:
     """The runner, or None if it cannot be made: rank 0 gets the error, and this machine logs it. Raises
     PeerGone."""
     try:
-        return make_runner(config, ranks, seat)
+        return make_runner(config, ranks, ep_rank)
     except PeerGone:
         raise
     except Exception as e:

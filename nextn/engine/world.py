@@ -12,8 +12,8 @@ from nextn.distributed.ranks import Ranks
 from nextn.distributed.shared_world import SharedWorld
 from nextn.distributed.torch_experts import TorchExpertWorld
 from nextn.distributed.torch_group import TorchGroup
+from nextn.engine.ep_rank import EPRank
 from nextn.engine.gang import most_rows, threads_of
-from nextn.engine.seat import Seat
 from nextn.families.config import ModelConfig
 
 
@@ -21,18 +21,20 @@ def shares_experts(config: EngineConfig) -> bool:
     return config.ep_size > 1 or config.groups > 1
 
 
-def make_world(config: EngineConfig, cfg: ModelConfig, seat: Seat | None, ranks: Ranks | None) -> ExpertWorld:
-    """The world of the native kernels. seat: None if all ranks are those of one group on several machines.
+def make_world(
+    config: EngineConfig, cfg: ModelConfig, ep_rank: EPRank | None, ranks: Ranks | None
+) -> ExpertWorld:
+    """The world of the native kernels. ep_rank: None if all ranks are those of one group on several machines.
     Raises ValueError for a model without routed experts, and for a placement that does not fit it."""
-    if seat is None:
+    if ep_rank is None:
         assert isinstance(ranks, MeshRanks)
         return MeshWorld(_share(config, cfg, ranks.rank), ranks)
-    share = _share(config, cfg, seat.group * config.tp_size + seat.rank)
+    share = _share(config, cfg, ep_rank.group * config.tp_size + ep_rank.rank)
     groups, size, dynamic = config.groups, config.world_size, _dynamic(config)
-    if seat.everyone is not None:
-        return MeshWorld(share, seat.everyone, dynamic, groups)
-    assert seat.memory is not None
-    return SharedWorld(share, groups, seat.memory, size * threads_of(config), most_rows(config), dynamic)
+    if ep_rank.everyone is not None:
+        return MeshWorld(share, ep_rank.everyone, dynamic, groups)
+    assert ep_rank.memory is not None
+    return SharedWorld(share, groups, ep_rank.memory, size * threads_of(config), most_rows(config), dynamic)
 
 
 def make_torch_world(config: EngineConfig, cfg: ModelConfig, ranks: Ranks) -> TorchExpertWorld:

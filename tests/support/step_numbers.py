@@ -17,7 +17,7 @@ from nextn.ops.base import NO_TOKEN
 from nextn.request import SamplingParams
 from nextn.sampling.row_draws import Choosing, RowDraws
 from nextn.speculative.device.columns import INPUTS, RESULT_WIDTH
-from nextn.speculative.device.gate import cutoff_numbers, edges
+from nextn.speculative.device.cutoff import cutoff_numbers, edges
 from nextn.speculative.device.numbers import StepMemory
 from nextn.speculative.device.plain import PlainNumbers
 from nextn.speculative.device.relay import Relay, Start, relay_row
@@ -49,7 +49,7 @@ request = st.fixed_dictionaries(
     }
 )
 drafting = st.sampled_from(
-    (Drafting(), Drafting(0, True), Drafting(1, True), Drafting(3, True), Drafting(3, True, gated=True))
+    (Drafting(), Drafting(0, True), Drafting(1, True), Drafting(3, True), Drafting(3, True, cut=True))
 )
 
 
@@ -129,7 +129,7 @@ def compare(
     for step in range(drafting.num_steps):
         same_draws(kernels.guess_draws(step), plain.guess_draws(step), slice(None))
         guess = random_of(CHOICES, len(requests), torch.int64)
-        sure = random_of(SURE, len(requests), torch.float32) if drafting.gated else None
+        sure = random_of(SURE, len(requests), torch.float32) if drafting.cut else None
         want, got = (numbers.guessed(step, guess, sure) for numbers in (plain, kernels))
         assert (got is None) == (want is None) == (step + 1 == drafting.num_steps)
         if want is not None:
@@ -160,4 +160,4 @@ def many(count: int) -> Tensor:
         }
         for n in range(count)
     ]
-    return compare(requests, Drafting(3, True, gated=True), 5, 1, rng)
+    return compare(requests, Drafting(3, True, cut=True), 5, 1, rng)

@@ -33,7 +33,7 @@ from nextn.ops.triton import early
 from nextn.ops.triton.ops import TritonOps
 from nextn.sampling.row_draws import Choosing
 from nextn.speculative.device.columns import INPUTS, RESULT_WIDTH
-from nextn.speculative.device.gate import NUMBERS, edges
+from nextn.speculative.device.cutoff import NUMBERS, edges
 from nextn.speculative.device.numbers import StepMemory
 from nextn.speculative.device.relay import Relay
 from nextn.speculative.device.shape import Drafting, StepShape
@@ -233,14 +233,14 @@ def step_numbers(counts: list[int]) -> Calls:
         relay = Relay(requests, 64, device)
         lines = meta(requests, INPUTS, dtype=torch.int32), meta(requests, RESULT_WIDTH, dtype=torch.int32)
         floats = meta(NUMBERS, dtype=torch.float32), edges(device)
-        for drafting in (Drafting(), Drafting(2, True), Drafting(2, True, gated=True)):
+        for drafting in (Drafting(), Drafting(2, True), Drafting(2, True, cut=True)):
             yield "step", requests
             shape = StepShape(requests, requests + 1, drafting, Choosing.GREEDY, 512)
             numbers = TritonNumbers(StepMemory(relay, *lines, *floats, 16, 1), shape)
             numbers.begin()
             numbers.verify(meta(requests + 1, dtype=torch.int64))
             for step in range(drafting.num_steps):
-                sure = meta(requests, dtype=torch.float32) if drafting.gated else None
+                sure = meta(requests, dtype=torch.float32) if drafting.cut else None
                 numbers.guessed(step, meta(requests, dtype=torch.int64), sure)
             numbers.end()
 

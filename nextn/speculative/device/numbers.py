@@ -1,6 +1,6 @@
-"""The contract of the work of a device step between its forward passes: batches, verification, the confidence
-check of chains, results, and rows of the relay. `nextn.speculative.device.plain` does it in plain tensor
-code, `nextn.speculative.device.triton` with a few kernels.
+"""The contract of the work of a device step between its forward passes: batches, verification, the cutoff
+of chains, results, and rows of the relay. `nextn.speculative.device.plain` does it in plain tensor code,
+`nextn.speculative.device.triton` with a few kernels.
 
 Shapes: R requests, T rows of the target and of draft extend.
 """

@@ -1,7 +1,7 @@
 """`nextn.speculative.device.numbers.StepNumbers` in plain tensor code of fixed shapes.
 
 All passes run, because only the host could skip one. So all guesses of a chain are made, as with
-`nextn.models.base.DeviceChoice`, and the gate decides which would have been made and are worth verifying.
+`nextn.models.base.DeviceChoice`, and the cutoff decides which would have been made and are worth verifying.
 Rows that a chain does not need are computed in page 0.
 
 Shapes: R requests, T rows of the target and of draft extend, D = MAX_DRAFTS.
@@ -19,7 +19,7 @@ from nextn.layers.device_batch import Paged, laid_out, rows_apart
 from nextn.ops.base import align
 from nextn.sampling.row_draws import RowDraws
 from nextn.speculative.device.columns import CUT, DRAFT_FROM, MOST_DRAFTS, NUM_STEPS, SLOT
-from nextn.speculative.device.gate import Gate, bins_of
+from nextn.speculative.device.cutoff import DeviceCutChains, bins_of
 from nextn.speculative.device.numbers import Extend, StepMemory
 from nextn.speculative.device.relay import Committed, Requests
 from nextn.speculative.device.shape import StepShape
@@ -85,9 +85,9 @@ class PlainNumbers:
         left = torch.minimum(inputs[:, NUM_STEPS], before.limit - self.length - 1).clamp(min=0)
         self.depth = torch.where(goes_on, left, 0)
         self.active = self.depth > 0
-        gated = self.shape.drafting.gated
-        self.cut = (inputs[:, CUT] > 0) & self.active if gated else torch.zeros_like(self.active)
-        self.gate = Gate(self.memory.cutoff, self.depth, self.cut)
+        cut = self.shape.drafting.cut
+        self.cut = (inputs[:, CUT] > 0) & self.active if cut else torch.zeros_like(self.active)
+        self.cut_chains = DeviceCutChains(self.memory.cutoff, self.depth, self.cut)
         seen = torch.where(inputs[:, NUM_STEPS] < 0, 0, done.taken)
         most = 1 + MAX_DRAFTS
         true = laid_out(seen, self.start, self.drafter_page_at, total, most, self.paged)
@@ -105,8 +105,8 @@ class PlainNumbers:
         self.active = new & (self.depth > step + 1)
         if confidence is not None:
             self.bins[:, step] = fell = bins_of(confidence, self.memory.edges)
-            self.gate.guessed(fell, new, (self.active & ~self.cut).any())
-        self.kept = torch.where(self.cut, self.gate.kept, self.made)
+            self.cut_chains.guessed(fell, new, (self.active & ~self.cut).any())
+        self.kept = torch.where(self.cut, self.cut_chains.kept, self.made)
         if step + 1 == self.shape.drafting.num_steps:
             return None
         return rows_apart(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from nextn.ops.base import align
-from nextn.speculative.device.gate import NUMBERS
+from nextn.speculative.device.cutoff import NUMBERS
 
 
 class Sent:

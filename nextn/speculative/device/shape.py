@@ -11,11 +11,11 @@ FEW_ROWS = 16  # take no longer than one row: a tile of the products has this nu
 
 class Drafting(NamedTuple):
     """num_steps: depth of the deepest draft to make. extends: whether the draft layer runs over positions of
-    the step. gated: whether the cutoff may end chains."""
+    the step. cut: whether the cutoff may end chains."""
 
     num_steps: int = 0
     extends: bool = False
-    gated: bool = False
+    cut: bool = False
 
 
 class StepShape(NamedTuple):
@@ -42,5 +42,5 @@ class StepShape(NamedTuple):
             and other.longest <= self.longest <= 4 * other.longest
             and its.num_steps <= mine.num_steps <= its.num_steps + 2
             and mine.extends >= its.extends
-            and mine.gated >= its.gated
+            and mine.cut >= its.cut
         )

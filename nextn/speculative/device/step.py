@@ -1,7 +1,7 @@
 """A decode step of chains as one function of tensors on the device.
 
 It contains the target's pass over roots and drafts, the choice of every row, verification, draft extend, the
-next drafts with their confidence check, and the relay for the next step. A `StepShape` fixes all shapes, and
+next drafts with their cutoff, and the relay for the next step. A `StepShape` fixes all shapes, and
 the host reads nothing in between. So on CUDA the whole step is one graph (`nextn.speculative.device.graphs`).
 In the tests, the same code runs on the CPU.
 
@@ -20,7 +20,7 @@ from nextn.kvcache.pool import KVPool
 from nextn.models.torch_model import TorchModel
 from nextn.speculative.device.choose import chosen, guessed
 from nextn.speculative.device.columns import INPUTS, RESULT_WIDTH
-from nextn.speculative.device.gate import edges
+from nextn.speculative.device.cutoff import edges
 from nextn.speculative.device.numbers import Extend, StepMemory, StepNumbers
 from nextn.speculative.device.plain import PlainNumbers
 from nextn.speculative.device.relay import Relay
@@ -71,7 +71,7 @@ class DeviceStep:
         for step in range(drafting.num_steps):
             guess, confidence = guessed(
                 model, state, shape.requests, partial(numbers.guess_draws, step), shape.choosing,
-                drafting.gated,
+                drafting.cut,
             )  # fmt: skip
             batch = numbers.guessed(step, guess, confidence)
             if batch is not None:

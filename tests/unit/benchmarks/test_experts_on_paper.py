@@ -88,8 +88,8 @@ def test_the_last_line_and_the_page(paper: ModuleType, capsys: pytest.CaptureFix
     assert last["assumptions"]["measured"] is False
     assert len(last["cells"]) == 12
     assert len(last["published"]) == len(paper.PUBLISHED)
-    page = (ROOT / "docs" / "expert-parallel.md").read_text(encoding="utf-8")
-    section = page.partition("## Calculated")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "calculated.md").read_text(encoding="utf-8")
+    section = page.partition("## Expert parallelism")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("|")]
     assert len(rows) > 20
     assert [row for row in rows if row not in printed] == []

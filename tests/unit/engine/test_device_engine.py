@@ -19,7 +19,7 @@ from nextn.request import SamplingParams, SpeculativeParams
 from nextn.speculative.device.columns import RESULTS
 from nextn.speculative.device.graphs import OneByOne
 from nextn.speculative.device.relay import Relay
-from nextn.speculative.device.seats import Load
+from nextn.speculative.device.requests import Load
 from nextn.speculative.device.step import DeviceStep
 
 ASKED = [
@@ -108,9 +108,9 @@ class PageTables(Counting):
         if ticket is not None:
             self.new += bool(self.step.sent.pages.any())
             for span in plan.spans:
-                seat = self._seats[span.rid]
-                table = self.step.relay.pages[seat.slot]
-                assert table[: len(seat.state.pages)].tolist() == seat.state.pages.tolist()
+                request = self._requests[span.rid]
+                table = self.step.relay.pages[request.slot]
+                assert table[: len(request.state.pages)].tolist() == request.state.pages.tolist()
             assert not self.step.relay.pages[0].any()
         return ticket
 
@@ -158,7 +158,7 @@ def test_steps_on_the_device_are_checked_at_start(monkeypatch, caplog, drafts, w
     monkeypatch.setattr(Passes, "wrong", wrong)
     plain = llm(drafts, on_device=False).engine._executor
     runner = DeviceRunner(plain.info, plain.model, plain.pool, plain.drafter)
-    plan = OnDevice(requests=4, num_steps=drafts, gated=False, extends=drafts > 0)
+    plan = OnDevice(requests=4, num_steps=drafts, cut=False, extends=drafts > 0)
     Passes.captured = 0
     assert start_on_device(plan, runner) == (runner.step is not None) == (not wrong)
     assert Passes.captured == len(plan.shapes(runner.model.config.max_position_embeddings, 8)) == 16
@@ -171,16 +171,16 @@ def test_steps_on_the_device_are_checked_at_start(monkeypatch, caplog, drafts, w
 def test_no_room_to_check(options):
     plain = llm(2, on_device=False, **options).engine._executor
     runner = DeviceRunner(plain.info, plain.model, plain.pool, plain.drafter)
-    assert not start_on_device(OnDevice(4, 2, gated=False, extends=True), runner)
+    assert not start_on_device(OnDevice(4, 2, cut=False, extends=True), runner)
 
 
-@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize(("requests", "steps"), [(1, 0), (64, 3), (512, 1), (512, 0), (8, 16)])
-def test_shapes(requests, steps, gated):
-    shapes = OnDevice(requests, steps, gated, extends=steps > 0).shapes(4096)
+def test_shapes(requests, steps, cut):
+    shapes = OnDevice(requests, steps, cut, extends=steps > 0).shapes(4096)
     assert len(set(shapes)) == len(shapes)
     assert shapes[0].rows == max(shape.rows for shape in shapes) <= 512
-    least = {True: 1 + min(steps, 2) if gated else 1 + steps, False: 1}
+    least = {True: 1 + min(steps, 2) if cut else 1 + steps, False: 1}
     assert all(shape.rows >= shape.requests * least[shape.drafting.extends] for shape in shapes)
-    assert {shape.drafting.extends for shape in shapes} == {steps > 0, steps > 0 and not gated}
+    assert {shape.drafting.extends for shape in shapes} == {steps > 0, steps > 0 and not cut}
     assert {shape.requests for shape in shapes} >= {1}

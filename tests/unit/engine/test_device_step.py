@@ -121,7 +121,7 @@ def test_while_nobody_drafts(model, ahead):
 
 
 @with_ahead
-def test_the_gate(model, ahead):
+def test_the_cutoff(model, ahead):
     work = [*jobs([GREEDY, HOT, GREEDY], 5, cut=True), Job([8, 8], HOT, 2)]
     done = compare(model, work, ahead, cutoff=CUTOFF)
     assert len({len(r.draft) for r in done[0].results}) > 1
@@ -244,7 +244,7 @@ class Uncaptured(CudaModel):
     captures = False
 
 
-def test_the_gate_as_where_the_host_chooses_on_a_device():
+def test_the_cutoff_as_where_the_host_chooses_on_a_device():
     """There all guesses are made, and all bins reported."""
     model = small_model(ops=FixedOps())
     model.__class__ = Uncaptured

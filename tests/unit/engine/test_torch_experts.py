@@ -23,9 +23,9 @@ from nextn.distributed.memory import Memory
 from nextn.distributed.torch_experts import TorchExpertWorld
 from nextn.engine import build, gpu_ranks
 from nextn.engine.engine import Engine
+from nextn.engine.ep_rank import EPRank
 from nextn.engine.gpu_ranks import share_gpus
 from nextn.engine.model import make_model, runs_on_torch
-from nextn.engine.seat import Seat
 from nextn.request import Request, SamplingParams, SpeculativeParams
 from nextn.server_config import ServerConfig
 
@@ -128,8 +128,8 @@ def test_ranks_of_all_groups_have_the_gpus_in_their_order(monkeypatch: pytest.Mo
     monkeypatch.setattr(gpu_ranks, "gpu_at", lambda place: Gpu(place, "H100", f"GPU {place}"))
     config = replace(ONE, tp_size=4, dp_size=2, enable_dp_attention=True).of_replica()
     memory = Memory()
-    first, listener = share_gpus(config, Seat(0, 0, memory, by_torch=True))
-    second, none = share_gpus(config, Seat(1, 0, memory, by_torch=True))
+    first, listener = share_gpus(config, EPRank(0, 0, memory, by_torch=True))
+    second, none = share_gpus(config, EPRank(1, 0, memory, by_torch=True))
     assert listener is not None
     assert none is None
     ranks = [*(first or ()), *(second or ())]

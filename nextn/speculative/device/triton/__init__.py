@@ -5,7 +5,7 @@ each guess.
 |---|---|
 | `begin.py` | the target's batch, from inputs and the relay |
 | `verify.py` | what is committed, and the draft layer's pass over it |
-| `guessed.py` | after a guess: the confidence check, and the next pass |
+| `guessed.py` | after a guess: the cutoff, and the next pass |
 | `end.py` | the relay's rows |
 | `layout.py` | shared by `begin` and `verify`: which span a row belongs to |
 | `columns.py` | columns, as constants of kernels |

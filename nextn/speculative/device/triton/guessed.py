@@ -1,8 +1,8 @@
-"""After a guess of each chain: the confidence check decides which chains continue, and the next pass is
-prepared. It is one program, because the check adds up the gains of all chains.
+"""After a guess of each chain: the cutoff decides which chains continue, and the next pass is prepared. It is
+one program, because the cutoff adds up the gains of all chains.
 
-The arithmetic is that of `nextn.speculative.device.gate.Gate`: f32 without fused multiply-adds, and a sum in
-f64, whose order matters only in the last bits.
+The arithmetic is that of `nextn.speculative.device.cutoff.DeviceCutChains`: f32 without fused multiply-adds,
+and a sum in f64, whose order matters only in the last bits.
 
 Shapes: R requests, in LANES lanes.
 """
@@ -31,7 +31,7 @@ from nextn.speculative.device.triton.layout import lanes_of, warps_of
 
 
 @triton.jit
-def _gate(
+def _cut_chains(
     line, fell, new, cut, active, depth, holding, going, cutoff, r, there, step
 ):  # fmt: skip
     """The number of guesses of each chain that are worth verifying."""
@@ -52,7 +52,7 @@ def _gate(
 @triton.jit(do_not_specialize=["requests", "wide", "step", "count"])
 def _guessed(
     inputs, results, guess, confidence, edges, cutoff, holding, going, starts, page_at, table, tokens,
-    positions, slots, pages_at, cu_rows, cu_paths, requests, wide, step, count, GATED: tl.constexpr,
+    positions, slots, pages_at, cu_rows, cu_paths, requests, wide, step, count, CUTS: tl.constexpr,
     PASSES: tl.constexpr, PAGE: tl.constexpr, LANES: tl.constexpr, E: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """PASSES: whether another pass follows. count: number of edges."""
@@ -68,7 +68,7 @@ def _guessed(
     made += new.to(tl.int32)
     active = new & (depth > step + 1)
     kept = made
-    if GATED:
+    if CUTS:
         e = tl.arange(0, E)
         edge = tl.load(edges + e, mask=e < count, other=0.0)
         sure = tl.load(confidence + r, mask=there, other=0.0)
@@ -76,8 +76,8 @@ def _guessed(
         fell = tl.sum(above.to(tl.int32), axis=1)
         tl.store(line + BINS + step, fell, mask=there)
         cut = (tl.load(inputs + r * INPUTS + CUT, mask=there, other=0) > 0) & (depth > 0)
-        of_gate = _gate(line, fell, new, cut, active, depth, holding, going, cutoff, r, there, step)
-        kept = tl.where(cut, of_gate, made)
+        worth = _cut_chains(line, fell, new, cut, active, depth, holding, going, cutoff, r, there, step)
+        kept = tl.where(cut, worth, made)
     token = tl.where(new, token, 0)
     tl.store(line + GUESSES + step, token, mask=there)
     tl.store(line + MADE, made, mask=there)
@@ -103,7 +103,7 @@ def guessed(
     cutoff: Tensor, holding: Tensor, going: Tensor, extend: Batch, batch: Batch | None, page_size: int,
 ) -> None:  # fmt: skip
     """results <- guess number `step` of each chain, [R] int64. confidence: [R] f32; None: no chain is cut.
-    holding, going: [R] f32 and int32, the state of the check from guess to guess. extend: the pass over
+    holding, going: [R] f32 and int32, the state of the cutoff from guess to guess. extend: the pass over
     committed positions. batch <- the next pass; None: there is none."""
     assert guess.is_contiguous()
     assert confidence is None or confidence.is_contiguous()
@@ -117,7 +117,7 @@ def guessed(
     _guessed[(1,)](
         inputs, results, guess, guess if confidence is None else confidence, edges, cutoff, holding, going,
         spans.starts, spans.page_at, spans.table, *to, requests, wide, step, len(edges),
-        GATED=confidence is not None, PASSES=batch is not None, PAGE=page_size, LANES=lanes,
+        CUTS=confidence is not None, PASSES=batch is not None, PAGE=page_size, LANES=lanes,
         E=triton.next_power_of_2(len(edges)), num_warps=warps_of(lanes), enable_fp_fusion=False,
         **early(inputs.device),
     )  # fmt: skip

@@ -40,9 +40,9 @@ def test_what_does_not(other):
     assert not other.covers(WANTED)
 
 
-def test_a_gate_needs_one():
-    gated = shape(drafting=Drafting(3, True, True))
-    assert not WANTED.covers(gated)
+def test_a_cutoff_needs_one():
+    cut = shape(drafting=Drafting(3, True, True))
+    assert not WANTED.covers(cut)
 
 
 def test_few_rows_cost_what_a_tile_does():

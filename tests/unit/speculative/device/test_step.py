@@ -31,7 +31,7 @@ def step_without_numbers(ops=None, **options):
 @pytest.mark.parametrize("tokens", [None, [1, 5, 7]], ids=["all tokens", "some"])
 @pytest.mark.parametrize("choosing", Choosing)
 @pytest.mark.parametrize(
-    "drafting", [Drafting(), Drafting(0, True), Drafting(3, True), Drafting(2, True, gated=True)]
+    "drafting", [Drafting(), Drafting(0, True), Drafting(3, True), Drafting(2, True, cut=True)]
 )
 @torch.inference_mode()
 def test_the_host_reads_nothing(drafting, choosing, tokens):
@@ -70,7 +70,7 @@ def test_the_kernels_of_greedy_steps_are_triton_s(monkeypatch):
     for drafting, more, kernels in (
         (Drafting(), {}, ["aten::index_copy_"]),
         (
-            Drafting(3, True, gated=True),
+            Drafting(3, True, cut=True),
             {"_embed_beside": 3, "_guessed": 3},
             ["aten::index_copy_", "aten::index_select"],
         ),

@@ -1,4 +1,4 @@
-"""A rank's place among all that share the routed experts of a model."""
+"""Which of the ranks that share the routed experts of a model this is, and its connections to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nextn.distributed.mesh import MeshRanks
 
 
 @dataclass(frozen=True)
-class Seat:
+class EPRank:
     """group: number of the attention group. rank: in that group. memory: shared by all ranks of all groups,
     on one machine. everyone: this rank's connections to all ranks, on several machines. by_torch: the torch
     model, whose ranks exchange data by torch.distributed."""

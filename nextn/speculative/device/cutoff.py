@@ -1,5 +1,5 @@
-"""The confidence check of a step's chains on the device: `nextn.cutoff.CutChains` in plain tensor code of
-fixed shapes. The host reads no numbers.
+"""The cutoff on the device: `nextn.cutoff.CutChains` in plain tensor code of fixed shapes. The host reads no
+numbers.
 
 The gains of a pass are added in f64, while `CutChains` adds f32 numbers one after the other. The two may
 differ for a pass whose gain equals its cost to seven digits. This can change a draft, but no text.
@@ -30,7 +30,7 @@ def bins_of(confidence: Tensor, edges: Tensor) -> Tensor:
     return (confidence[:, None] >= edges[None]).sum(dim=1)
 
 
-class Gate:
+class DeviceCutChains:
     """going: [R] bool, the chains that get a further guess. kept: [R] int64, the number of guesses of each
     chain that are worth verifying."""
 

@@ -1,4 +1,4 @@
-"""The gate on the device ends and keeps the chains that `CutChains` does."""
+"""The cutoff on the device ends and keeps the chains that `CutChains` does."""
 
 import math
 
@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nextn.cutoff import NO_GUESS, CutChains, Cutoff, bins
-from nextn.speculative.device.gate import Gate, bins_of, cutoff_numbers, edges
+from nextn.speculative.device.cutoff import DeviceCutChains, bins_of, cutoff_numbers, edges
 
 unit = st.floats(0.0, 1.0, width=32)
 cutoffs = st.builds(
@@ -27,21 +27,21 @@ def test_chains_are_those_of_the_host(cutoff, chains, data):
     steps = [n for n, _ in chains]
     rule = CutChains(cutoff, [steps[i] for i in places])
     numbers = torch.tensor(cutoff_numbers(cutoff), dtype=torch.float32)
-    gate = Gate(numbers, torch.tensor(steps), torch.tensor([cut for _, cut in chains]))
+    on_device = DeviceCutChains(numbers, torch.tensor(steps), torch.tensor([cut for _, cut in chains]))
     for depth in range(1, 6):
         fell = data.draw(st.lists(st.integers(0, NO_GUESS), min_size=len(chains), max_size=len(chains)))
         others = any(n > depth and not cut for n, cut in chains)
-        before = gate.going.clone()
+        before = on_device.going.clone()
         rule.guessed(bytes(fell[places[n]] for n in rule.going), others)
         found = torch.tensor([f != NO_GUESS for f in fell])
-        gate.guessed(torch.tensor(fell).clamp(max=NO_GUESS - 1), found, torch.tensor(others))
-        same = gate.going.nonzero()[:, 0].tolist() == [places[n] for n in rule.going]
+        on_device.guessed(torch.tensor(fell).clamp(max=NO_GUESS - 1), found, torch.tensor(others))
+        same = on_device.going.nonzero()[:, 0].tolist() == [places[n] for n in rule.going]
         if not same:  # sums of f32 and of f64 numbers may differ by this much
-            gains = gate._holds * np.float32(cutoff.usual) - np.float32(cutoff.each)
-            some = before & found & (gate._num_steps > depth) & (gains > 0)
+            gains = on_device._holds * np.float32(cutoff.usual) - np.float32(cutoff.each)
+            some = before & found & (on_device._num_steps > depth) & (gains > 0)
             assume(abs(float(gains[some].sum()) - cutoff.passing) > 1e-5)
         assert same
-        assert [gate.kept.tolist()[i] for i in places] == rule.kept
+        assert [on_device.kept.tolist()[i] for i in places] == rule.kept
 
 
 @pytest.mark.parametrize("number", [0.0, 0.1, 0.25, 1.0, 3.99, 4.0, 1e9, math.inf, math.nan])

@@ -1,5 +1,4 @@
-"""Which requests have a row of the relay, what the host knows about this row, and the data that is sent to
-the device before a step runs."""
+"""What the host keeps of each request, and the data that is sent to the device before a step runs."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from nextn.draft import Draft
 from nextn.sampling.penalties import penalized
 from nextn.sampling.row_draws import Choosing
 from nextn.speculative.device.columns import INPUTS
-from nextn.speculative.device.gate import cutoff_numbers
+from nextn.speculative.device.cutoff import cutoff_numbers
 from nextn.speculative.device.host_buffers import HostBuffers
 from nextn.speculative.device.relay import ENDS, WIDTH, Start, choosing_of, relay_row
 from nextn.speculative.device.step import DeviceStep
@@ -51,11 +50,11 @@ class PlannedSpan(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
-    """One request. slot: of the relay; 0: none yet. fits: whether steps on the device support the request.
-    current: whether its row and page table on the device are up to date. unread: maximum number of tokens
-    that launched, unread steps may have committed. num_steps: depth of the draft that the last of these
-    makes."""
+class DeviceRequest:
+    """What the host keeps of a request. slot: its row of the relay; 0: none yet. fits: whether steps on the
+    device support the request. current: whether its row and page table on the device are up to date. unread:
+    maximum number of tokens that launched, unread steps may have committed. num_steps: depth of the draft
+    that the last of these makes."""
 
     state: RequestState
     choosing: Choosing
@@ -101,10 +100,10 @@ class Seat:
         )
 
 
-def make_seat(state: RequestState, vocabulary: int) -> Seat:
+def make_device_request(state: RequestState, vocabulary: int) -> DeviceRequest:
     params = state.params
     fits = params.tokens_alone and state.grammar is None and len(state.end_ids) <= ENDS
-    return Seat(state, choosing_of(params, vocabulary), fits)
+    return DeviceRequest(state, choosing_of(params, vocabulary), fits)
 
 
 class Load:
@@ -118,18 +117,18 @@ class Load:
         self.places: list[int] = []
         self.pages: list[int] = []
 
-    def add(self, seat: Seat, span: PlannedSpan, most: int, cut: bool) -> None:
+    def add(self, request: DeviceRequest, span: PlannedSpan, most: int, cut: bool) -> None:
         """Adds a span; its request's state already has the span's pages. most: maximum number of drafts."""
-        state, current = seat.state, seat.current
-        self.inputs += seat.slot, span.num_steps if span.extend else -1, most, cut, span.draft_from
+        state, current = request.state, request.current
+        self.inputs += request.slot, span.num_steps if span.extend else -1, most, cut, span.draft_from
         if not (current and span.ahead):
             start = _start(state, span, most)
             row = relay_row(start, state.limit, state.params, sorted(state.end_ids), self.vocabulary)
-            self.slots.append(seat.slot)
+            self.slots.append(request.slot)
             self.rows.append(row)
         first, end = span.first_page if current else 0, len(state.pages)
         if first < end:
-            at = seat.slot * self.step.relay.most_pages
+            at = request.slot * self.step.relay.most_pages
             self.places += range(at + first, at + end)
             self.pages += state.pages[first:]
 
