@@ -38,7 +38,7 @@ class DepthController:
         """factors: found by trials of an earlier run, by batch size as a power of two. page: its tokens."""
         row = max(cost.row, 0.2 * (cost.row + cost.request))  # what costs nothing is never found to cost more
         self.cost = replace(cost, row=row, a_pass=max(0.02 * cost.rows(1), cost.a_pass))
-        self.worth, self._catch_up = worth, max(DRAFT_WINDOW // 2, page)  # before a trial: it asks for costs
+        self.worth, self._catch_up = worth, max(DRAFT_WINDOW // 4, page)  # before a trial: it asks for costs
         self._size = self._away = 0  # of the batch, as a power of two; steps of another size in a row
         self.factors = {size: list(found) for size, found in factors.items()}
         self.drafting = self._usual = True  # in the next step, and apart from trials
@@ -102,7 +102,8 @@ class DepthController:
         if as_usual and not self._skip and work.rows <= 1.25 * own and work.extended <= 2 * own:
             self._log.append((drafting, seconds, work))
             if drafting:
-                _add(self._tokens, self._held, (n := work.requests) * (self._setting.tokens - 1.0), n)
+                if self._usual:  # in a trial the drafter has seen few positions, and guesses worse
+                    _add(self._tokens, self._held, (n := work.requests) * (self._setting.tokens - 1.0), n)
                 _add(self._extra, self.cost.extra(work), self._setting.extra / self._mean)
                 if not self._usual:  # what a trial takes beyond what was said is paid for too
                     self._budget -= max(0.0, seconds - self._step - self._setting.extra)
@@ -144,6 +145,8 @@ class DepthController:
         self._budget, self._since_trial = self._budget + MARGIN * self._since, self._since_trial + self._since
         self._mean, deviation = self._factor()
         kept = math.exp(-self._since / SPREAD_SECONDS)
+        if not self._usual:  # texts may be others by the time requests draft again
+            self._tokens = [kept * each for each in self._tokens]
         self._prompts = kept * self._prompts + self._prompt / SPREAD_SECONDS
         cost, self._since, self._prompt = self.cost.at(self._context), 0.0, 0
         base = cost.rows(n)
@@ -167,15 +170,16 @@ class DepthController:
         # Each size is tried, and soon; what that may seem to cost is bounded.
         before = 0 if self._usual else self._catch_up
         lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))
-        milder = cost.times(doubted := min(self._mean, math.sqrt(self._mean)))
+        milder = cost.times(mild := min(self._mean, math.sqrt(self._mean)))
         price = lost * (length - self._settle) * self._step + milder.drafting(1, n * (before or length - 1))
         most = max(2.0 * MARGIN, 2 * TRIAL_STEPS[0] * self._step, price)  # at once: a load may be short
         self._budget = max(-most, min(most, self._budget))
         due = untried or abs(ahead) < 2.0 * doubt or price < RECHECK * self._since_trial
         if due and may_try and price <= self._budget and len(self._log) >= length:
             self._budget -= price
-            if before:  # few drafts, as where they are dear, would teach little
-                self._setting, self._mean = self.worth.plan(n, milder, base), doubted
+            if before:  # few drafts, as where they are dear, take so little that noise hides it
+                self._mean = max(0.3, mild - 1.5 * deviation)
+                self._setting = self.worth.plan(n, cost.times(self._mean), base)
             self._trial = [False] * before + [not self._usual] * length + [self._usual] * length
             self._switch(False)
 

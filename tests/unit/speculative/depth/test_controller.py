@@ -72,7 +72,7 @@ def test_after_a_second_it_is_as_fast_as_the_better(name: str, n: int, factor: f
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize(("name", "n"), [case for case in CASES if not at_once(*case)])
 def test_where_steps_are_slow_it_takes_longer(name: str, n: int, factor: float) -> None:
-    """A trial takes a dozen steps, and the drafter catches up with up to 32 rows of each request: where costs
+    """A trial takes a dozen steps, and the drafter catches up with up to 16 rows of each request: where costs
     are off by two, a hundredth of the time pays for that after a thousand steps."""
     steps = 100 if factor == 1.0 else 1000
     reached, before = [], []
