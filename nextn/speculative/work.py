@@ -17,3 +17,10 @@ class StepWork(NamedTuple):
     requests: int = 0
     drafts: int = 0
     context: int = 0
+
+    @property
+    def only_decodes(self) -> bool:
+        """Hardly anything else is in the step: neither parts of prompts, nor much that the drafter catches up
+        on."""
+        own = self.requests + self.drafts
+        return self.rows <= 1.25 * own and self.extended <= 2 * own

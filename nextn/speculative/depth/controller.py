@@ -2,8 +2,7 @@
 
 Requests draft where that makes more tokens per second, by what steps cost (`cost`), what drafts bring
 (`worth`) and, for each batch size, the factor by which drafts cost more than `cost` says. Trials teach it:
-some steps of the other kind. What slows the machine slows both, so only their ratio counts. A trial is made
-where it could change the decision, and now and then anyway, within 1 % of the time."""
+some steps of the other kind, in 1 % of the time. What slows the machine slows both; their ratio counts."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import REMEMBERED, Worth
 from nextn.speculative.work import StepWork
 
-# Of the time: what trials may cost, of two seconds that are to come, too; and by how much the other kind must
-# be better, as nothing can be known to less.
+# Of the time: for trials, two seconds in advance; and by so much the other kind must seem better, at least.
 MARGIN = 0.01
 TRIAL_SECONDS, TRIAL_STEPS = 0.01, (4, 16)  # of a trial; half as long until caches hold what it uses
 PLAN_SECONDS, SPREAD_SECONDS = 0.2, 3.0  # between plans, each 0.3 ms; prompts of a load come all at once
@@ -48,7 +46,8 @@ class DepthController:
         # Seconds: from the last plan and trial, of a step. Positions of a request. Rows of prompts a second.
         self._since = self._since_trial = self._step = self._context = self._prompts = 0.0
         self._held = self._prompt = 0  # guesses that held in this step; rows of prompts since the last plan
-        self._tried, self._steps, self._budget = False, 0, 2.0 * MARGIN
+        self._tried = self._changed = False  # was there a trial; the decision, by the last plan
+        self._steps, self._budget = 0, 2.0 * MARGIN
         # Sums of what came and was expected: tokens of drafts, and seconds by `cost` that they added.
         self._tokens, self._extra = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         self._plan(1)
@@ -84,7 +83,7 @@ class DepthController:
             self._since, self._steps = self._since + seconds, self._steps + 1
             if self.drafting or self._trial or self._skip:
                 self._note_step(work, seconds, own, self.drafting if drafting is None else drafting)
-            elif own and work.rows <= 1.25 * n:  # in most steps without drafts there is no more to do
+            elif own and work.only_decodes:  # in most steps without drafts there is no more to do
                 self._log.append((False, seconds, work))
         self._held = 0
         away = 0.0 if n == self.state.requests else abs(math.log2(n) - self._size)
@@ -94,12 +93,10 @@ class DepthController:
             self._size, self._trial, self._away, self._skip = round(math.log2(n)), [], 0, 1
             self._log.clear()
         if other or (self._since >= PLAN_SECONDS and not (self._trial or self._away)):
-            self._plan(n, work.rows <= 1.25 * (n + work.drafts))  # amid prompts a trial would draft for them
+            self._plan(n, work.only_decodes)  # amid prompts a trial would draft for them
 
     def _note_step(self, work: StepWork, seconds: float, is_own: bool, drafting: bool) -> None:
-        own = work.requests + work.drafts  # beyond it: parts of prompts, or the drafter catches up
-        as_usual = is_own and (self._usual or drafting or not self.keeping)
-        if as_usual and not self._skip and work.rows <= 1.25 * own and work.extended <= 2 * own:
+        if is_own and (self._usual or drafting or not self.keeping) and not self._skip and work.only_decodes:
             self._log.append((drafting, seconds, work))
             if drafting:
                 if self._usual:  # in a trial the drafter has seen few positions, and guesses worse
@@ -120,12 +117,11 @@ class DepthController:
 
     def _learn(self) -> None:
         """Steps without drafts take `level` times what `cost` says; the others tell the factor."""
-        base, more = self.cost.base, self.cost.extra
-        plain = [s / base(w) for drafting, s, w in self._log if not drafting]
-        drafted = [(s, base(w), m) for drafting, s, w in self._log if drafting and (m := more(w)) > 0.0]
-        if min(len(plain), len(drafted)) >= TRIAL_STEPS[0]:
+        plain = [s / self.cost.base(w) for d, s, w in self._log if not d]
+        some = [(s, self.cost.base(w), m) for d, s, w in self._log if d and (m := self.cost.extra(w)) > 0.0]
+        if min(len(plain), len(some)) >= TRIAL_STEPS[0]:
             level = median(plain)
-            found = median((s / level - without) / extra for s, without, extra in drafted)
+            found = median((s / level - without) / extra for s, without, extra in some)
             self.factors[self._size] = [*self.factors[self._size], max(0.1, found)][-3 * TRIALS :]
             self._since_trial, self._tried = 0.0, True
 
@@ -143,10 +139,11 @@ class DepthController:
             self._step = fmean(seconds for _, seconds, _ in self._log)
             self._context = fmean(work.context / work.requests for _, _, work in self._log)
         self._budget, self._since_trial = self._budget + MARGIN * self._since, self._since_trial + self._since
+        if self._changed:  # no trial has as many steps of both kinds
+            self._learn()
         self._mean, deviation = self._factor()
         kept = math.exp(-self._since / SPREAD_SECONDS)
-        if not self._usual:  # texts may be others by the time requests draft again
-            self._tokens = [kept * each for each in self._tokens]
+        self._tokens = [each if self._usual else kept * each for each in self._tokens]  # texts change
         self._prompts = kept * self._prompts + self._prompt / SPREAD_SECONDS
         cost, self._since, self._prompt = self.cost.at(self._context), 0.0, 0
         base = cost.rows(n)
@@ -158,8 +155,8 @@ class DepthController:
         gain = max(0.001, round(tokens * base / (base + extra) / prompts, 3))  # rows may seem to cost nothing
         ahead, untried = math.log(gain), len(self.factors[self._size]) <= TRIALS
         doubt = extra / (base + extra) * deviation / self._mean
-        if abs(ahead) > MARGIN:
-            self._usual = ahead > 0.0
+        self._changed = abs(ahead) > MARGIN and self._usual != (ahead > 0.0)
+        self._usual ^= self._changed
         self._switch(self._usual)
         tried = round(self._since_trial, 1) if self._tried else None
         says = f"takes {1.0 + extra / base:.2f} x as long and commits {tokens:.2f} x as many tokens"
@@ -167,9 +164,8 @@ class DepthController:
         count = TRIAL_SECONDS / (self._step or 1.0)
         self._settle = round(min(TRIAL_STEPS[1], max(1.0, count / 2)))
         length = self._settle + round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], count)))
-        # Each size is tried, and soon; what that may seem to cost is bounded.
         before = 0 if self._usual else self._catch_up
-        lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))
+        lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))  # each size is tried, and soon
         milder = cost.times(mild := min(self._mean, math.sqrt(self._mean)))
         price = lost * (length - self._settle) * self._step + milder.drafting(1, n * (before or length - 1))
         most = max(2.0 * MARGIN, 2 * TRIAL_STEPS[0] * self._step, price)  # at once: a load may be short
