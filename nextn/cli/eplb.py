@@ -37,8 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from nextn.distributed.placement import Placement, balanced, shard_loads
-    from nextn.distributed.placement_file import read_dump, write_placement, write_whole
+    from nextn.distributed.eplb import balanced
+    from nextn.distributed.placement import Placement, shard_loads
+    from nextn.distributed.placement_file import read_dump, write_placement
+    from nextn.whole_file import write_whole
 
     if args.ep_num_redundant_experts < 0 or args.ep_size < 1 or args.nnodes < 1 or args.groups < 1:
         raise CommandError(

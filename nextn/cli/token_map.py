@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from nextn.cli.errors import CommandError
 from nextn.config import EMBEDDED, model_folder
+from nextn.whole_file import write_whole
 
 HELP = "write a corpus' most frequent tokens to a file, for --speculative-token-map"
 
@@ -44,9 +44,7 @@ def run(args: argparse.Namespace) -> int:
         found = frequent_tokens(tokenizer, texts(args.corpus), args.size)
     except (OSError, ValueError) as e:
         raise CommandError(str(e)) from e
-    part = args.output.with_name(args.output.name + ".part")
-    part.write_text(json.dumps(found.ids) + "\n", encoding="utf-8")
-    os.replace(part, args.output)
+    write_whole(args.output, (json.dumps(found.ids) + "\n").encode())
     print(
         f"{len(found.ids)} of {tokenizer.vocab_size} tokens make {found.covered:.2%} of the corpus' "
         f"{found.tokens:,}; written to {args.output}"

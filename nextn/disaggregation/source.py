@@ -42,7 +42,7 @@ from nextn.disaggregation.messages import (
 from nextn.disaggregation.offer import Offer
 from nextn.disaggregation.page_copies import PageCopies
 from nextn.disaggregation.turns import Piece, Turns
-from nextn.disaggregation.ways import ThroughMemory, ThroughSocket
+from nextn.disaggregation.ways import ThroughMemory, ThroughSocket, Way
 from nextn.disaggregation.writes import Writes
 
 CONNECTIONS = 256
@@ -62,13 +62,13 @@ class PageSource(Endpoint):
         super().__init__("kv-source", identity, backend, timeout)
         self._sinks = self._place()
         sizes = self.layout.page_bytes, self.layout.piece_bytes
-        self._way: ThroughSocket | ThroughMemory
+        self._way: Way
         if self._sinks is None:
             self._way = ThroughSocket(self, *sizes)
             self._turns = Turns(self.layout, None, self.ring)
         else:
-            self._way = ThroughMemory(self, self._sinks, sizes[0])
-            self._turns = Turns(self.layout, self._way.slots, self.ring)
+            self._way = way = ThroughMemory(self, self._sinks, sizes[0])
+            self._turns = Turns(self.layout, way.slots, self.ring)
         self._offers: dict[str, Offer] = {}
         self._rooms: dict[int, Offer] = {}
         self._transfers: dict[tuple[Connection, int], Offer] = {}

@@ -6,6 +6,7 @@ In the engine's thread, with the source's lock held, but where it says otherwise
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -35,25 +36,35 @@ class Owner(Protocol):
         """Has the transfer of these pages ended? Then nobody waits for them."""
 
 
-class Way(Protocol):
+class Way(ABC):
+    def __init__(self, owner: Owner, page_bytes: int) -> None:
+        self._owner, self._page_bytes = owner, page_bytes
+
+    @abstractmethod
     def memory(self, connection: Connection, pages: Pages) -> NDArray[np.uint8]:
         """Where pages can be copied to, for `send`, or `give_back`; sets `pages.memory_slot`."""
 
+    @abstractmethod
     def give_back(self, connection: Connection, slot: int) -> None: ...
 
+    @abstractmethod
     def send(self, connection: Connection, pages: Pages, data: NDArray[np.uint8]) -> None:
         """data: in any memory, not changed any more."""
 
     def copy(self, connection: Connection, pages: Pages, copies: PageCopies, table: Sequence[int]) -> None:
         """Copies pages out of the pool and sends them. Sets their checksum."""
+        data = self.memory(connection, pages)
+        pages.checksum = copies.read(table, data)
+        self.send(connection, pages, data)
 
+    @abstractmethod
     def send_done(self, connection: Connection, done: Done, say: Callable[[], None]) -> None:
         """In the I/O thread: calls `say` once all pages before it are there."""
 
 
-class ThroughSocket:
+class ThroughSocket(Way):
     def __init__(self, owner: Owner, page_bytes: int, piece_bytes: int) -> None:
-        self._owner, self._page_bytes = owner, page_bytes
+        super().__init__(owner, page_bytes)
         self._buffers = Buffers(MOST_HEADER + piece_bytes)
 
     def memory(self, connection: Connection, pages: Pages) -> NDArray[np.uint8]:
@@ -71,9 +82,7 @@ class ThroughSocket:
         if copies.sockets is not None and connection.clear:
             self._straight(connection, pages, copies, table)
         else:
-            data = self.memory(connection, pages)
-            pages.checksum = copies.read(table, data)
-            self.send(connection, pages, data)
+            super().copy(connection, pages, copies, table)
 
     def _straight(
         self, connection: Connection, pages: Pages, copies: PageCopies, table: Sequence[int]
@@ -95,11 +104,12 @@ class ThroughSocket:
         say()
 
 
-class ThroughMemory:
-    """memories: of the sinks, by connection."""
+class ThroughMemory(Way):
+    """place: of the sinks' memories."""
 
     def __init__(self, owner: Owner, place: Door | Writes, page_bytes: int) -> None:
-        self._owner, self._place, self._page_bytes = owner, place, page_bytes
+        super().__init__(owner, page_bytes)
+        self._place = place
 
     def slots(self, connection: Connection) -> int:
         """0: there is none yet."""
@@ -127,11 +137,6 @@ class ThroughMemory:
         else:
             connection.send(pages)
             self._owner.send_now(connection)
-
-    def copy(self, connection: Connection, pages: Pages, copies: PageCopies, table: Sequence[int]) -> None:
-        data = self.memory(connection, pages)
-        pages.checksum = copies.read(table, data)
-        self.send(connection, pages, data)
 
     def read(self, connection: Connection, slot: int) -> None:
         """The sink has read it. In the I/O thread. Raises Broken."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from nextn.distributed.expert_share import Bytes, ExpertShare
 from nextn.distributed.group import PeerGone
 from nextn.distributed.parcels import Parcel
-from nextn.ops.cpu import library as kernels
+from nextn.ops.cpu import interface as kernels
 from nextn.ops.cpu.library import library
 
 

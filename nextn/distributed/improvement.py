@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nextn.distributed.placement import Counts, Loads, Placement, balanced, keep_slots, shard_loads
+from nextn.distributed.eplb import balanced
+from nextn.distributed.placement import Counts, Loads, Placement, keep_slots, shard_loads
 
 GAIN = 0.02  # part of the rows of its most loaded shard that a layer must save, otherwise its experts stay
 

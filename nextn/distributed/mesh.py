@@ -23,7 +23,7 @@ from torch import Tensor
 from nextn.config import usable_cores
 from nextn.distributed.ranks import Ranks
 from nextn.distributed.signs import Signs
-from nextn.ops.cpu import library as kernels
+from nextn.ops.cpu import interface as kernels
 from nextn.ops.cpu.library import library
 
 SPINS, FEW_SPINS = 100, 2  # looks at all sockets before a rank sleeps: about 100 us; where ranks share cores

@@ -16,7 +16,7 @@ from nextn.distributed.expert_world import ExpertWorld
 from nextn.distributed.group import PeerGone
 from nextn.distributed.mesh import MeshRanks
 from nextn.distributed.parcels import Parcel, hand_over
-from nextn.ops.cpu import library as kernels
+from nextn.ops.cpu import interface as kernels
 
 
 class MeshWorld(ExpertWorld):

@@ -10,7 +10,6 @@ The first is what the recorder of expert distributions dumps; nextn's has the Ne
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nextn.distributed.placement import Counts, Placement, balanced
+from nextn.distributed.eplb import balanced
+from nextn.distributed.placement import Counts, Placement
+from nextn.whole_file import write_whole
 
 COUNTS, NEXTN_COUNTS, MAP = "logical_count", "nextn_logical_count", "physical_to_logical_map"
 TRIVIAL = "trivial"
@@ -44,8 +45,6 @@ class Sizes:
     experts: int
     physical: int
     shards: int
-    nodes: int = 1
-    groups: int = 1
     dense_layers: int = 0
 
 
@@ -86,7 +85,7 @@ def initial_placement(value: str, sizes: Sizes) -> Placement:
         counts = of_model(path, COUNTS, counts_of(path, COUNTS, content[COUNTS]), sizes)
         if counts.shape[1] != sizes.experts:
             raise ValueError(f"{path} counts {counts.shape[1]} experts, the model has {sizes.experts}")
-        return balanced(counts, sizes.physical, sizes.shards, sizes.nodes, sizes.groups)
+        return balanced(counts, sizes.physical, sizes.shards)
     raise ValueError(
         f"{path} has neither `{MAP}` nor `{COUNTS}`: give a file that `nextn eplb --output` or a recorder of "
         f"expert distributions wrote, or `{TRIVIAL}`"
@@ -97,16 +96,6 @@ def write_placement(path: Path, placement: Placement) -> None:
     """Writes the file completely or not at all."""
     rows = ",\n".join(f"  {json.dumps(row)}" for row in placement.physical.tolist())
     write_whole(path, f'{{"{MAP}": [\n{rows}\n]}}\n'.encode())
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Readers see the old file or the new one. Raises OSError."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def read_object(path: Path) -> dict[str, Any]:

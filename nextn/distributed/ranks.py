@@ -12,7 +12,7 @@ from torch import Tensor
 from nextn.distributed.between_gpus import BetweenGpus
 from nextn.distributed.gpus import Gpus
 from nextn.distributed.group import Group, PeerGone
-from nextn.ops.cpu import library as kernels
+from nextn.ops.cpu import interface as kernels
 
 
 class Ranks(ABC):

@@ -22,12 +22,17 @@ from torch import Tensor
 from nextn.config import usable_cores
 from nextn.distributed.memory import HEADER, Memory, Numbers
 from nextn.distributed.ranks import Ranks
-from nextn.ops.cpu import library as kernels
+from nextn.ops.cpu import interface as kernels
 from nextn.ops.cpu.library import NoLibrary, library
 
 BEATS = 1024
 SPINS = 4000  # of a waiting rank, before it sleeps: about 50 us, as in csrc/pool.h
 FEW_SPINS = 50  # if ranks share cores, because another rank needs this rank's core
+
+
+def spins(threads: int) -> int:
+    """How often a waiting rank looks before it sleeps. threads: of all ranks of this machine."""
+    return SPINS if threads <= usable_cores() else FEW_SPINS
 
 
 def address(view: mmap.mmap) -> int:
@@ -41,7 +46,7 @@ class SharedRanks(Ranks):
         super().__init__(rank, size, most_rows)
         self._memory, self._header = memory, memory.mapped(HEADER)
         self._beats = Numbers(self._header, BEATS)
-        self._spins = SPINS if threads <= usable_cores() else FEW_SPINS
+        self._spins = spins(threads)
         self._arrays: mmap.mmap | None = None
 
     def shared_by(self, model: kernels.Model, layers: int) -> Any:

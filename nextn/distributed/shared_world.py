@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nextn.config import usable_cores
 from nextn.distributed.expert_share import Bytes, ExpertShare
 from nextn.distributed.expert_world import ExpertWorld
 from nextn.distributed.group import PeerGone
 from nextn.distributed.memory import GRAIN, HEADER, Memory, Numbers
 from nextn.distributed.parcels import Parcel
-from nextn.distributed.shared import FEW_SPINS, SPINS, address
-from nextn.ops.cpu import library as kernels
+from nextn.distributed.shared import address, spins
+from nextn.ops.cpu import interface as kernels
 from nextn.ops.cpu.library import library
 
 SENT = 3584  # 64 numbers
@@ -41,10 +40,9 @@ class SharedWorld(ExpertWorld):
         dynamic: bool = False,
     ) -> None:
         self._memory, self._header = memory, memory.mapped(HEADER)
-        spins = SPINS if threads <= usable_cores() else FEW_SPINS
         struct = kernels.World(
-            share.rank, share.size, groups, share.shards, most_rows, spins, address(self._header), None,
-            dynamic,
+            share.rank, share.size, groups, share.shards, most_rows, spins(threads), address(self._header),
+            None, dynamic,
         )  # fmt: skip
         super().__init__(share, groups, struct)
         self.reason = ""

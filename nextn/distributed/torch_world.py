@@ -33,9 +33,6 @@ class TorchWorld(Places):
         """The device whose arrays the ranks exchange without a copy."""
         return "cuda" if self._ranks.backend == "nccl" else "cpu"
 
-    def rows(self, own: int) -> Sequence[int]:
-        return self.by_group([rows for [rows] in self.of_all([own])])
-
     def of_all(self, own: Sequence[int]) -> list[list[int]]:
         """The numbers of every rank. The host waits for them."""
         sent = torch.tensor([own], device=self.carried_on)

@@ -24,16 +24,10 @@ class World(Protocol):
     """All ranks call the same methods in the same order. Each may raise PeerGone."""
 
     @property
-    def rank(self) -> int: ...
-
-    @property
     def size(self) -> int: ...
 
     @property
     def group(self) -> int: ...
-
-    @property
-    def groups(self) -> int: ...
 
     @property
     def shard(self) -> int: ...
@@ -47,10 +41,6 @@ class World(Protocol):
     @property
     def peers(self) -> Group:
         """The slices of this rank's shard."""
-
-    def rows(self, own: int) -> Sequence[int]:
-        """To be called before every forward pass of the target. Returns the number of rows of each group.
-        own: of this rank's group, the same on all its ranks. If no group has rows, there is no pass."""
 
     def exchange(self, parts: Sequence[Tensor], due: Sequence[int]) -> list[Tensor]:
         """All-to-all: sends parts[r] to rank r, and returns what each rank sent to this one. All have the

@@ -14,8 +14,8 @@ from nextn.engine.ep_rank import EPRank
 from nextn.engine.executor import Executor, ExecutorInfo
 from nextn.engine.gang import pin_rank
 from nextn.engine.group_executor import GroupExecutor
+from nextn.engine.kernels import runs_on_torch
 from nextn.engine.lockstep import LockstepExecutor, OthersHere
-from nextn.engine.model import runs_on_torch
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
 from nextn.engine.startup import startup

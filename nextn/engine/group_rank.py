@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import os
@@ -24,14 +23,14 @@ from nextn.distributed.pulse import LOADING, SILENT, Pulse
 from nextn.distributed.signs import Signs
 from nextn.distributed.wire import GONE, Loaded, receive, send
 from nextn.engine.ep_rank import EPRank
-from nextn.engine.exit_codes import FAILED, LOST, REFUSED, load_error, not_met, says_why
+from nextn.engine.exit_codes import FAILED, LOST, REFUSED, not_met, says_why
 from nextn.engine.expert_recorder import ShardWindow
 from nextn.engine.facts import facts
 from nextn.engine.gang import most_rows, pin_rank, threads_here, threads_of
 from nextn.engine.group_messages import Count, Counted, Stepped
 from nextn.engine.last_word import LastWord
 from nextn.engine.page_data import PageData
-from nextn.engine.rank import make_runner
+from nextn.engine.rank import runner_or_none
 from nextn.engine.runner import Runner
 from nextn.engine.state_messages import apply
 from nextn.engine.tensor_parallel import digest
@@ -93,9 +92,13 @@ class _Rank:
         try:
             first = ep_rank.group * self._config.tp_size
             part = range(first, first + self._config.tp_size)
-            runner = self._made(self._everyone.part(part) if len(part) > 1 else None, ep_rank)
+            ranks = self._everyone.part(part) if len(part) > 1 else None
+            runner = runner_or_none(self._config, self._everyone.rank, self._word.link, ranks, ep_rank)
             if runner is None:
+                self._word.take(LAST_WORD)
                 return REFUSED
+            send(self._link, runner.info)
+            send(self._word.link, Loaded())
             self._serve(runner, ep_rank.rank == 0)
         except (*GONE, PeerGone):
             pass  # that engine logs the reason
@@ -105,23 +108,6 @@ class _Rank:
         finally:
             self._pulse.stop()
         return self._heard(LAST_WORD)
-
-    def _made(self, ranks: MeshRanks | None, ep_rank: EPRank) -> Runner | None:
-        """The runner, or None if it cannot be made: group 0's engine gets the error, and this machine logs
-        it. Raises PeerGone."""
-        try:
-            runner = make_runner(self._config, ranks, ep_rank)
-        except PeerGone:
-            raise
-        except Exception as e:
-            error = load_error(self._config, self._everyone.rank, e)
-            with contextlib.suppress(*GONE):  # it may have heard the same from another rank, and ended
-                send(self._word.link, error)
-            self._word.take(LAST_WORD)
-            return None
-        send(self._link, runner.info)
-        send(self._word.link, Loaded())
-        return runner
 
     def _serve(self, runner: Runner, first: bool) -> None:
         """Runs plans until all end. first: the first rank of its group. Raises EOFError or OSError when its

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from functools import partial
+from multiprocessing.connection import Connection
 
 import torch
 
 from nextn.config import EngineConfig, usable_cores
 from nextn.distributed.expert_world import ExpertWorld
+from nextn.distributed.group import PeerGone
 from nextn.distributed.ranks import Ranks
 from nextn.distributed.torch_experts import TorchExpertWorld
+from nextn.distributed.wire import GONE, send
 from nextn.engine.balance import Balancer
 from nextn.engine.device import engine_device
 from nextn.engine.device_runner import DeviceRunner
 from nextn.engine.ep_rank import EPRank
 from nextn.engine.executor import ExecutorInfo
+from nextn.engine.exit_codes import load_error
 from nextn.engine.halves import Halves
 from nextn.engine.memory import CPU_KV_TOKENS
 from nextn.engine.model import make_model
@@ -84,6 +89,22 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, ep_rank: EPRan
         assert isinstance(runner, DeviceRunner)
         start_on_device(whole_steps, runner)
     return runner
+
+
+def runner_or_none(
+    config: EngineConfig, rank: int, link: Connection, ranks: Ranks | None, ep_rank: EPRank | None
+) -> Runner | None:
+    """`make_runner` in a process of its own. rank: of all groups. None if the runner cannot be made: then the
+    engine at the other end of the link gets the error. Raises PeerGone."""
+    try:
+        return make_runner(config, ranks, ep_rank)
+    except PeerGone:
+        raise
+    except Exception as e:
+        error = load_error(config, rank, e)
+        with contextlib.suppress(*GONE):  # the engine may have found or heard the same and ended
+            send(link, error)
+        return None
 
 
 def _together(config: EngineConfig, model: Model, pool: KVPool) -> SharedPass | None:

@@ -7,13 +7,11 @@ atomically.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from nextn.config import FAKE, EngineConfig, model_folder, usable_cores
 from nextn.families.files import weight_files
 from nextn.speculative.depth.cost import StepCost
 from nextn.user_cache import user_cache
+from nextn.whole_file import write_whole
 
 log = logging.getLogger("nextn.engine")
 
@@ -75,14 +74,10 @@ class StepCostFile:
         if self.path is None:
             return
         kept = {**self.key, "cost": dataclasses.asdict(cost), "factors": dict(factors)}
-        part = self.path.with_suffix(f".{os.getpid()}.part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(kept, indent=1, default=str))
-            part.replace(self.path)
+            write_whole(self.path, json.dumps(kept, indent=1, default=str).encode())
         except OSError as e:
-            with contextlib.suppress(OSError):
-                part.unlink()
             log.warning("step costs are not kept for the next start: %s", e)
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import os
@@ -22,12 +21,11 @@ from nextn.distributed.ranks import Ranks
 from nextn.distributed.wire import GONE, Ended, Loaded, receive, send
 from nextn.engine import group_rank
 from nextn.engine.ep_rank import EPRank
-from nextn.engine.exit_codes import FAILED, LET_GO, LOST, REFUSED, load_error, not_met, says_why
+from nextn.engine.exit_codes import FAILED, LET_GO, LOST, REFUSED, not_met, says_why
 from nextn.engine.facts import facts
 from nextn.engine.gang import mesh_ranks, shared_ranks, threads_of
 from nextn.engine.gpu_ranks import gpus_met, offer, own_gpu
-from nextn.engine.rank import make_runner
-from nextn.engine.runner import Runner
+from nextn.engine.rank import runner_or_none
 from nextn.engine.state_messages import apply
 from nextn.engine.tensor_parallel import digest
 from nextn.scheduler.plan import Plan
@@ -87,7 +85,7 @@ def run(
 
     pulse = Pulse(ranks, lost, LOADING)
     try:
-        runner = _made(config, link, ranks, ep_rank)
+        runner = runner_or_none(config, ranks.rank, link, ranks, ep_rank)
         if runner is None:
             return REFUSED
         send(link, runner.info)
@@ -110,20 +108,6 @@ def run(
         return FAILED
     finally:
         pulse.stop()
-
-
-def _made(config: EngineConfig, link: Connection, ranks: Ranks, ep_rank: EPRank | None) -> Runner | None:
-    """The runner, or None if it cannot be made: rank 0 gets the error, and this machine logs it. Raises
-    PeerGone."""
-    try:
-        return make_runner(config, ranks, ep_rank)
-    except PeerGone:
-        raise
-    except Exception as e:
-        error = load_error(config, ranks.rank, e)
-        with contextlib.suppress(*GONE):  # rank 0 may have found the same and ended
-            send(link, error)
-        return None
 
 
 def _last(message: Ended, says: bool) -> int:

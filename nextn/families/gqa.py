@@ -13,17 +13,11 @@ from nextn.families import deepseek_v3
 from nextn.families.config import GqaAttention
 from nextn.families.fields import REQUIRED, Fields
 from nextn.families.mtp import MTPSpec
-from nextn.families.names import TensorNames
 from nextn.families.parts import rope
 
-V3 = deepseek_v3.NAMES
-NAMES = TensorNames(
-    embedding=V3.embedding,
-    norm=V3.norm,
-    head=V3.head,
-    layer=V3.layer,
-    attention_norm=V3.attention_norm,
-    q_proj="self_attn.q_proj.weight",
+NAMES = replace(
+    deepseek_v3.NAMES,
+    **dict.fromkeys(("q_down", "q_up", "kv_down", "kv_norm", "kv_up"), ""),  # of latent attention
     k_proj="self_attn.k_proj.weight",
     v_proj="self_attn.v_proj.weight",
     q_bias="self_attn.q_proj.bias",
@@ -31,17 +25,7 @@ NAMES = TensorNames(
     v_bias="self_attn.v_proj.bias",
     q_norm="self_attn.q_norm.weight",
     k_norm="self_attn.k_norm.weight",
-    out=V3.out,
     out_bias="self_attn.o_proj.bias",
-    mlp_norm=V3.mlp_norm,
-    mlp=V3.mlp,
-    router=V3.router,
-    router_bias=V3.router_bias,
-    expert=V3.expert,
-    shared_experts=V3.shared_experts,
-    gate=V3.gate,
-    up=V3.up,
-    down=V3.down,
 )
 
 

@@ -163,9 +163,7 @@ class KVManager:
         If the cache already has a page for the same tokens, the request uses that page and its own is freed:
         both have the same bits."""
         assert req.lock is not None, "shared before it was admitted"
-        # The last NextN layer is `ahead` - 1 positions behind the first: it depends on a later token.
-        final = req.committed - (self._cache.ahead - 1)
-        full, old = final // self.page_size, req.cached // self.page_size
+        full, old = (req.committed - self._lag) // self.page_size, req.cached // self.page_size
         if full <= old:
             return
         own = req.pages[:full]
@@ -213,8 +211,8 @@ class KVManager:
             assert 0 <= req.draft_from <= req.draft_to <= max(req.committed, req.draft_from)
             assert req.draft_from <= self.pages_for(req.committed) * self.page_size
             assert req.draft_from % self.page_size == 0
-            lag = self._cache.ahead - 1
-            seen = req.pages[req.draft_from // self.page_size : max(0, req.draft_to - lag) // self.page_size]
+            final = max(0, req.draft_to - self._lag)
+            seen = req.pages[req.draft_from // self.page_size : final // self.page_size]
             assert all(self._drafted[page] for page in seen), f"{req.rid} sees pages without draft entries"
             assert req.committed <= len(req.pages) * self.page_size
             assert req.cached % self.page_size == 0

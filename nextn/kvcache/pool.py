@@ -70,7 +70,3 @@ class KVPool:
     def _rows(self) -> Tensor:
         """[layers, pages, page_size * width]"""
         return self.data.view(len(self.data), -1, self.page_size * self.layout.width)
-
-    @property
-    def bytes(self) -> int:
-        return self.data.nbytes

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nextn.families.config import ModelConfig
 from nextn.layers.batch import Batch
 from nextn.layers.sharing import Sharing
-from nextn.ops.base import Addend, Mixture
+from nextn.ops.base import Addend, Mixture, Routing
 from nextn.ops.fp8 import Weight
 
 
@@ -44,6 +45,13 @@ class MLP:
         return self.ops.swiglu_mlp(x, self.gate_up, self.down, inner=self.inner)
 
 
+def routing_of(cfg: ModelConfig) -> Routing:
+    return Routing(
+        cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok, cfg.norm_topk_prob, cfg.routed_scaling_factor,
+        cfg.softmax_router,
+    )  # fmt: skip
+
+
 class MoE:
     """Routed and shared experts (arXiv 2412.19437, 2.1.2)."""
 
@@ -59,7 +67,7 @@ class MoE:
         self.held = range(experts) if held is None else held
         self.hidden, self.inner = slices.hidden(), slices.inner(inner)
         self.router = empty(experts, hidden, dtype=torch.float32)
-        self.bias = empty(experts, dtype=torch.float32)
+        self.bias, self.routing = empty(experts, dtype=torch.float32), routing_of(cfg)
         if not cfg.names.router_bias:
             self.bias.zero_()
         self.gate_up = sharing.matrix(len(self.held), 2 * len(self.inner.own), hidden)
@@ -98,11 +106,7 @@ class MoE:
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """See `Ops.route`."""
-        cfg = self.cfg
-        return self.ops.route(
-            x, self.router, self.bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok,
-            cfg.norm_topk_prob, cfg.routed_scaling_factor, cfg.softmax_router,
-        )  # fmt: skip
+        return self.ops.route(x, self.router, self.bias, self.routing)
 
     def results(self, x: Tensor, ids: Tensor) -> Tensor:
         """The results of this rank's experts. ids [R, K]: for the first R rows, indices into `held`. Returns

@@ -12,7 +12,7 @@ from torch import Tensor
 from nextn.cutoff import Cutoff
 from nextn.draft import Draft
 from nextn.families.config import ModelConfig
-from nextn.kvcache.layout import CacheLayout
+from nextn.kvcache.layout import CacheLayout, KeyValueLayout, LatentLayout
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.ops.base import DrawParams, align
@@ -115,6 +115,13 @@ class Chooser(Protocol):
     def choices(self, hidden: Tensor, whole: int, draws: Sequence[DrawParams]) -> tuple[Tensor, list[int]]:
         """hidden [N, C] -> for the first `whole` rows their logits, as from `logits`; for the other rows the
         tokens that `draws` choose, as from `nextn.ops.base.Draw`."""
+
+
+def layout_of(cfg: ModelConfig, align: int = 1) -> LatentLayout | KeyValueLayout:
+    """The layout of a model's cache, for kernels that read multiples of `align` elements."""
+    if cfg.gqa is None:
+        return LatentLayout(cfg.kv_lora_rank, cfg.qk_rope_head_dim, align)
+    return KeyValueLayout(cfg.gqa.num_key_value_heads, cfg.gqa.head_dim, align)
 
 
 def take(model: Model, rows: Tensor, index: list[int]) -> Tensor:

@@ -23,7 +23,7 @@ from nextn.gguf.header import Tensor as FileTensor
 from nextn.gguf.names import KeyValueUp, Rows, Source
 from nextn.gguf.parts import Parts, read_parts
 from nextn.gguf.types import BLOCKS
-from nextn.models.memory import fresh
+from nextn.models.memory import read_fresh
 from nextn.models.safetensors_reader import TensorInfo
 from nextn.ops.stored import Format, Stored
 from nextn.ops.widen import widened
@@ -182,15 +182,9 @@ class GgufFile:
         """Rows of one of its tensors."""
         tensor, file = place.tensors[which], self._files[place.paths[which]]
         size = (tensor.end - tensor.start) // tensor.rows
-        raw = fresh((count * size,), torch.uint8)
-        view = raw.numpy().data
-        file.seek(tensor.start + first * size)
-        done = 0
-        while done < len(view):  # one read returns 2 GiB at most
-            got = file.readinto(view[done:])
-            if not got:
-                raise CheckpointError(f"{place.paths[which]}: cut short inside tensor {tensor.name!r}")
-            done += got
+        raw = read_fresh(file, tensor.start + first * size, count * size)
+        if raw is None:
+            raise CheckpointError(f"{place.paths[which]}: cut short inside tensor {tensor.name!r}")
         kind = tensor.type.name
         if kind in DTYPES:
             return raw.view(DTYPES[kind]).view(count, *columns)

@@ -31,15 +31,6 @@ from nextn.models.shards import Shards, open_shards
 from nextn.ops.stored import FEW_BITS, FP8, Format, Stored
 from nextn.ops.widen import widened
 
-__all__ = [
-    "CheckpointError",
-    "LoadReport",
-    "compare",
-    "load_checkpoint",
-    "stored_formats",
-    "stored_nextn_layers",
-]
-
 PLAIN = ("F32", "BF16", "F16")
 ALLOW_NON_FINITE = "--allow-non-finite-weights"
 LEFTOVERS = (".rotary_emb.inv_freq",)  # tables that old exporters saved; they follow from the config
@@ -89,7 +80,6 @@ def load_checkpoint(
     dtype: torch.dtype = torch.bfloat16,
     shared: Mapping[str, tuple[int, ...]] | None = None,
     skip_prefixes: tuple[str, ...] = (),
-    progress: Callable[[int, int], None] | None = None,
     as_stored: Collection[str] = (),
     allow_non_finite: bool = False,
     rows: Mapping[str, range] | None = None,
@@ -104,7 +94,6 @@ def load_checkpoint(
     in a few bits, as place(name, Stored).
     rows: names of which these rows of the first axis alone are read and placed, or nothing where there are
     none; `expected` has whole shapes.
-    progress(done, total) in stored bytes is called after every tensor.
     Raises CheckpointError: a broken file, or names missing, unexpected, or of a wrong shape or dtype; and
     when all is read, unless `allow_non_finite`, for NaN or infinite weights.
     """
@@ -114,7 +103,6 @@ def load_checkpoint(
     with open_shards(folder, quantization) as shards:
         compare(shards, expected, shared, skip_prefixes, quantization)
         weights = _Weights(shards, rows, quantization)
-        total = sum(map(weights.bytes, expected))
         done = 0
         widened: list[str] = []
         for file in shards.files:
@@ -129,8 +117,6 @@ def load_checkpoint(
                         widened.append(f"{name} ({info.widened})" if info.widened else name)
                     place(name, weights.dequantized(name, dtype))
                 done += weights.bytes(name)
-                if progress is not None:
-                    progress(done, total)
         found = tuple(weights.non_finite)
         if found and not allow_non_finite:
             raise CheckpointError(

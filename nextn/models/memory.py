@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from io import FileIO
 
 import torch
 from torch import Tensor
@@ -21,3 +22,17 @@ def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if size <= SMALL:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(mmap.mmap(-1, size, access=mmap.ACCESS_COPY), dtype=dtype).view(shape)
+
+
+def read_fresh(file: FileIO, at: int, size: int) -> Tensor | None:
+    """[size] uint8: the bytes of a file from `at` on. None if the file ends before."""
+    raw = fresh((size,), torch.uint8)
+    view = raw.numpy().data
+    file.seek(at)
+    done = 0
+    while done < size:  # one read returns 2 GiB at most
+        got = file.readinto(view[done:])
+        if not got:
+            return None
+        done += got
+    return raw

@@ -20,19 +20,19 @@ from nextn.distributed.expert_world import ExpertWorld
 from nextn.distributed.ranks import Ranks
 from nextn.draft import Draft
 from nextn.families.config import ModelConfig
-from nextn.kvcache.layout import KeyValueLayout, LatentLayout
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import PackedBatch, Span
 from nextn.layers.mla import LATENT_NORM_EPS
 from nextn.layers.rotary import rotary_tables, softmax_scale
 from nextn.models import native_step
-from nextn.models.base import ChainsRequest
+from nextn.models.base import ChainsRequest, layout_of
 from nextn.models.native_weights import Drafting, NativeWeights
 from nextn.models.one_call import PlainResult, PlainStep
 from nextn.ops.base import DrawParams
 from nextn.ops.cpu.draw import packed
 from nextn.ops.cpu.heads import ALIGN
-from nextn.ops.cpu.library import CUTOFF, Model, NxBatch, NxChains, library
+from nextn.ops.cpu.interface import CUTOFF, Model, NxBatch, NxChains
+from nextn.ops.cpu.library import library
 from nextn.ops.stored import Format
 
 WIDEST = {  # buffers in csrc/forward.h and csrc/moe.h
@@ -48,13 +48,6 @@ def native_batch(batch: PackedBatch) -> NxBatch:
         batch.page_at.buffer_info()[0], batch.cu_rows.buffer_info()[0],
         batch.cu_paths and batch.cu_paths.buffer_info()[0], batch.table.buffer_info()[0],
     )  # fmt: skip
-
-
-def cache_layout(cfg: ModelConfig) -> LatentLayout | KeyValueLayout:
-    """Of the kernels' cache."""
-    if cfg.gqa is None:
-        return LatentLayout(cfg.kv_lora_rank, cfg.qk_rope_head_dim, ALIGN)
-    return KeyValueLayout(cfg.gqa.num_key_value_heads, cfg.gqa.head_dim, ALIGN)
 
 
 class Room(NamedTuple):
@@ -99,7 +92,7 @@ class NativeModel:
             raise ValueError(f"head_dim is {cfg.gqa.head_dim}: the native kernels take at most {WIDEST_HEAD}")
         self.config, self.threads, self.nextn_layers = cfg, threads, nextn_layers
         self._kernels = library(level)
-        self.cache_layout = cache_layout(cfg)
+        self.cache_layout = layout_of(cfg, ALIGN)
         rank, size = (ranks.rank, ranks.size) if ranks else (0, 1)
         share = None if world is None else world.share
         self.weights = w = NativeWeights(

@@ -14,7 +14,7 @@ from torch import Tensor
 from nextn.families.config import GqaAttention
 from nextn.layers.head_rows import row_order
 from nextn.models.native_panels import NativePanels, own_rows, some_rows
-from nextn.ops.cpu.library import Layer
+from nextn.ops.cpu.interface import Layer
 from nextn.ops.cpu.weights import PackedWeight
 from nextn.ops.stored import Stored
 

@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from nextn.models.native_panels import NativePanels, own_rows
-from nextn.ops.cpu.library import BF16, INT8, Layer
+from nextn.ops.cpu.interface import BF16, INT8, Layer
 from nextn.ops.cpu.weights import PackedWeight
 
 

@@ -13,7 +13,7 @@ from nextn.distributed.group import bounds
 from nextn.families.config import ModelConfig
 from nextn.families.files import CheckpointError
 from nextn.ops.cpu.coded import kind_of
-from nextn.ops.cpu.library import BF16, E4M3, INT8, KINDS, WAYS
+from nextn.ops.cpu.interface import BF16, E4M3, INT8, KINDS, WAYS
 from nextn.ops.cpu.weights import Arena, PackedWeight, norm_weight
 from nextn.ops.stored import FP8, INT4, Format, Stored
 

@@ -7,7 +7,7 @@ from array import array
 from nextn.cutoff import EDGES, Cutoff
 from nextn.models.one_call import TAKEN, WORK, PlainResult, PlainStep
 from nextn.ops.base import DrawParams
-from nextn.ops.cpu.library import ASKED, CUTOFF, STEP
+from nextn.ops.cpu.interface import ASKED, CUTOFF, STEP
 
 
 def ask(draw: DrawParams, ends: array[int], limit: int) -> bytes:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from nextn.distributed.expert_share import ExpertShare, ExpertTable
 from nextn.families.config import ModelConfig
+from nextn.layers.mlp import routing_of
 from nextn.models.native_gqa import grouped_attention
 from nextn.models.native_mla import latent_attention
 from nextn.models.native_panels import NativePanels, copy_to, nothing, part_of, rows_of
-from nextn.ops.cpu.library import BF16, F32, INT8, PANEL, FeedForward, Layer, NextN
+from nextn.ops.cpu.interface import BF16, F32, INT8, PANEL, FeedForward, Layer, NextN
 from nextn.ops.cpu.weights import PackedWeight, padded
 from nextn.ops.stored import W8A16, Format, Stored
 from nextn.ops.widen import widened
@@ -186,10 +187,8 @@ class NativeWeights(NativePanels):
         if names.router_bias:
             self._places[prefix + names.router_bias] = partial(copy_to, bias[:experts])
         found = FeedForward(
-            router=router.struct, bias=bias.data_ptr(), experts=experts, groups=cfg.n_group,
-            top_groups=cfg.topk_group, top_k=cfg.num_experts_per_tok, normalize=cfg.norm_topk_prob,
-            softmax=cfg.softmax_router, scale=cfg.routed_scaling_factor,
-        )  # fmt: skip
+            router=router.struct, bias=bias.data_ptr(), experts=experts, **routing_of(cfg)._asdict()
+        )
         self.chosen[index] = np.zeros(experts, np.int64)
         found.counts = self.chosen[index].ctypes.data
         blocks = [prefix + names.expert_at(e) for e in range(experts)]

@@ -105,20 +105,33 @@ class PackedMatrix(ABC):
         """(n, k), from what the codes and scales are."""
 
     @abstractmethod
-    def _wanted(self, groups: int) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
-        """(shape, dtypes) of each part that may be there."""
+    def _shapes(self, bits: int, groups: int) -> dict[str, tuple[int, int]]:
+        """Of codes and scale."""
+
+    @abstractmethod
+    def _zero_shape(self, groups: int) -> tuple[int, int]:
+        """Of zero points."""
 
     @abstractmethod
     def _data(self, rows: range) -> Tensor:
         """[rows, k * bits / 8 or more] uint8: codes in order, in 4 bits the even input's in the low half."""
 
     @abstractmethod
-    def _scale(self, rows: range) -> Tensor:
-        """[rows, groups]."""
-
-    @abstractmethod
     def _zeros(self, rows: range) -> Tensor | None:
         """[rows, groups] uint8; None: all are the middle code."""
+
+    def _scale(self, rows: range) -> Tensor:
+        """[rows, groups]. The part is [groups, n], but in CompressedTensors."""
+        return self._parts[self.scale].read()[:, rows.start : rows.stop].t()
+
+    def _wanted(self, groups: int) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
+        """(shape, dtypes) of each part that may be there."""
+        shapes = self._shapes(self.bits, groups)
+        return {
+            self.codes: (shapes[self.codes], ("I32",)),
+            self.scale: (shapes[self.scale], FLOATS),
+            self.zero: (self._zero_shape(groups), ("I32",)),
+        }
 
     def _required(self) -> tuple[str, ...]:
         return (self.scale, self.zero)
@@ -151,10 +164,6 @@ class PackedMatrix(ABC):
     def _fits(self, bits: int, groups: int) -> bool:
         wanted = self._shapes(bits, groups)
         return all(self._parts[end].info.shape == shape for end, shape in wanted.items())
-
-    @abstractmethod
-    def _shapes(self, bits: int, groups: int) -> dict[str, tuple[int, int]]:
-        """Of codes and scale."""
 
     def _check(self, info: TensorInfo, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
         if info.dtype not in dtypes:
@@ -199,14 +208,8 @@ class CompressedTensors(PackedMatrix):
     def _shapes(self, bits: int, groups: int) -> dict[str, tuple[int, int]]:
         return {self.codes: (self.n, -(-self.k * bits // 32)), self.scale: (self.n, groups)}
 
-    def _wanted(self, groups: int) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
-        shapes = self._shapes(self.bits, groups)
-        zero = (self._words(self.n), groups)
-        return {
-            self.codes: (shapes[self.codes], ("I32",)),
-            self.scale: (shapes[self.scale], FLOATS),
-            self.zero: (zero, ("I32",)),
-        }
+    def _zero_shape(self, groups: int) -> tuple[int, int]:
+        return self._words(self.n), groups
 
     def _data(self, rows: range) -> Tensor:
         return as_bytes(self._parts[self.codes].read(rows))[:, : -(-self.k * self.bits // 8)]
@@ -234,15 +237,11 @@ class Gptq(PackedMatrix):
     def _shapes(self, bits: int, groups: int) -> dict[str, tuple[int, int]]:
         return {self.codes: (-(-self.k * bits // 32), self.n), self.scale: (groups, self.n)}
 
+    def _zero_shape(self, groups: int) -> tuple[int, int]:
+        return groups, self._words(self.n)
+
     def _wanted(self, groups: int) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
-        shapes = self._shapes(self.bits, groups)
-        zero = (groups, self._words(self.n))
-        return {
-            self.codes: (shapes[self.codes], ("I32",)),
-            self.scale: (shapes[self.scale], FLOATS),
-            self.zero: (zero, ("I32",)),
-            "g_idx": ((self.k,), ("I32",)),
-        }
+        return super()._wanted(groups) | {"g_idx": ((self.k,), ("I32",))}
 
     def _why_widened(self) -> str:
         ordered = not self.packed.reordered or bool((self._groups() == super()._groups()).all())
@@ -264,9 +263,6 @@ class Gptq(PackedMatrix):
         words = self._parts[self.codes].read()[:, rows.start : rows.stop]
         return as_bytes(words.t())[:, : -(-self.k * self.bits // 8)]
 
-    def _scale(self, rows: range) -> Tensor:
-        return self._parts[self.scale].read()[:, rows.start : rows.stop].t()
-
     def _zeros(self, rows: range) -> Tensor | None:
         each = self._per_word()
         words = self._parts[self.zero].read()[:, rows.start // each : self._words(rows.stop)]
@@ -285,20 +281,12 @@ class Awq(PackedMatrix):
     def _shapes(self, bits: int, groups: int) -> dict[str, tuple[int, int]]:
         return {self.codes: (self.k, self.n // 8), self.scale: (groups, self.n)}
 
-    def _wanted(self, groups: int) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
-        shapes = self._shapes(self.bits, groups)
-        return {
-            self.codes: (shapes[self.codes], ("I32",)),
-            self.scale: (shapes[self.scale], FLOATS),
-            self.zero: ((groups, self.n // 8), ("I32",)),
-        }
+    def _zero_shape(self, groups: int) -> tuple[int, int]:
+        return groups, self.n // 8
 
     def _data(self, rows: range) -> Tensor:
         codes = self._outputs(self.codes, rows)
         return codes[:, 0::2] | codes[:, 1::2] << 4
-
-    def _scale(self, rows: range) -> Tensor:
-        return self._parts[self.scale].read()[:, rows.start : rows.stop].t()
 
     def _zeros(self, rows: range) -> Tensor | None:
         return self._outputs(self.zero, rows)

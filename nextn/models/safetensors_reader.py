@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from nextn.families.files import CheckpointError
-from nextn.models.memory import fresh
+from nextn.models.memory import read_fresh
 from nextn.ops.stored import Format
 
 DTYPES = {
@@ -88,15 +88,9 @@ class SafetensorsFile:
         """One tensor, or these rows of its first axis, as stored; its dtype must be one of DTYPES."""
         info = self.tensors[name]
         start, end = info.extent(rows)
-        raw = fresh((end - start,), torch.uint8)
-        view = raw.numpy().data
-        self._file.seek(self._data_start + start)
-        done = 0
-        while done < len(view):  # one read returns 2 GiB at most
-            got = self._file.readinto(view[done:])
-            if not got:
-                raise CheckpointError(f"{self.path}: cut short inside tensor {name}")
-            done += got
+        raw = read_fresh(self._file, self._data_start + start, end - start)
+        if raw is None:
+            raise CheckpointError(f"{self.path}: cut short inside tensor {name}")
         shape = info.shape if rows is None else (len(rows), *info.shape[1:])
         return raw.view(DTYPES[info.dtype]).view(shape)
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from nextn.distributed.group import Alone, Group
 from nextn.families.config import ModelConfig
-from nextn.kvcache.layout import KeyValueLayout, LatentLayout
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Batch, Span, build_batch
 from nextn.layers.decoder import DecoderLayer
@@ -21,6 +20,7 @@ from nextn.layers.head_rows import as_computed
 from nextn.layers.replicas import ExpertParallel
 from nextn.layers.rotary import rotary_tables
 from nextn.layers.sharing import Sharing
+from nextn.models.base import layout_of
 from nextn.models.names import expected_tensors
 from nextn.models.nextn import NextN
 from nextn.ops.base import ROW_ALIGN, Addend, Ops, Tables
@@ -52,6 +52,7 @@ class TorchModel:
     ) -> None:  # fmt: skip
         self.naive_prompts, self.group = naive_prompts, group
         self.config, self.ops, self.dtype, self.device = cfg, ops, dtype, device
+        self.cache_layout = layout_of(cfg)
         self.sharing = sharing = Sharing(cfg, ops, dtype, device, group, blocks, fp8_rows)
         self.world = None if experts is None else experts.world
         self.embedding = sharing.empty(cfg.vocab_size, cfg.hidden_size)
@@ -123,13 +124,6 @@ class TorchModel:
     @property
     def weight_bytes(self) -> int:
         return sum(t.nbytes for t in self.targets().values())
-
-    @property
-    def cache_layout(self) -> LatentLayout | KeyValueLayout:
-        gqa = self.config.gqa
-        if gqa is not None:
-            return KeyValueLayout(gqa.num_key_value_heads, gqa.head_dim)
-        return LatentLayout(self.config.kv_lora_rank, self.config.qk_rope_head_dim)
 
     def batch(self, spans: Sequence[Span], page_size: int) -> Batch:
         return build_batch(spans, page_size, self.device, self.naive_prompts)

@@ -127,6 +127,17 @@ class Mixture(NamedTuple):
 Addend = Tensor | Mixture  # [T, C] f32
 
 
+class Routing(NamedTuple):
+    """How a router chooses `top_k` experts of each row: see `Ops.route`."""
+
+    groups: int
+    top_groups: int
+    top_k: int
+    normalize: bool
+    scale: float
+    softmax: bool = False
+
+
 class Ops(Protocol):
     """See the module docstring for the shapes and for what row invariance asks."""
 
@@ -233,18 +244,7 @@ class Ops(Protocol):
     def heads_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [T, H, n_in], weight [H, n_in, n_out] -> [T, H, n_out]."""
 
-    def route(
-        self,
-        x: Tensor,
-        router: Tensor,
-        bias: Tensor,
-        groups: int,
-        top_groups: int,
-        top_k: int,
-        normalize: bool,
-        scale: float,
-        softmax: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+    def route(self, x: Tensor, router: Tensor, bias: Tensor, by: Routing) -> tuple[Tensor, Tensor]:
         """DeepSeek-V3's router (arXiv 2412.19437, 2.1.2): sigmoid scores; groups ranked by the sum
         of their two best biased scores; top-k by biased score; weights from unbiased scores.
         softmax: DeepSeek-V2's (arXiv 2405.04434, 2.2): softmax scores; groups ranked by their best one.

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nextn.ops.base import KV_BLOCK, NO_TOKEN, ROW_ALIGN, Addend, Columns, Mixture, Spans, Tables
+from nextn.ops.base import KV_BLOCK, NO_TOKEN, ROW_ALIGN, Addend, Columns, Mixture, Routing, Spans, Tables
 from nextn.ops.best import best_token
 from nextn.ops.fp8 import Weight, widened
 from nextn.ops.fp8_rows import rounded
@@ -233,36 +233,25 @@ class Reference:
     def heads_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._bmm(x.transpose(0, 1), weight).transpose(0, 1)
 
-    def route(
-        self,
-        x: Tensor,
-        router: Tensor,
-        bias: Tensor,
-        groups: int,
-        top_groups: int,
-        top_k: int,
-        normalize: bool,
-        scale: float,
-        softmax: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+    def route(self, x: Tensor, router: Tensor, bias: Tensor, by: Routing) -> tuple[Tensor, Tensor]:
         logits = self.linear(x.float(), router)
-        if softmax:
+        if by.softmax:
             scores = (logits - logits.amax(-1, keepdim=True)).exp_()
             scores = scores / scores.sum(-1, keepdim=True)
         else:  # not `sigmoid`: its vector body and its scalar tail differ in the last bit
             scores = logits.neg_().exp_().add_(1.0).reciprocal_()
         biased = scores + bias
-        if top_groups < groups:
-            grouped = biased.unflatten(-1, (groups, -1))
-            worth = grouped.topk(1 if softmax else 2, dim=-1).values.sum(-1)
-            best = worth.topk(top_groups, dim=-1).indices
+        if by.top_groups < by.groups:
+            grouped = biased.unflatten(-1, (by.groups, -1))
+            worth = grouped.topk(1 if by.softmax else 2, dim=-1).values.sum(-1)
+            best = worth.topk(by.top_groups, dim=-1).indices
             closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, False)
             biased = grouped.masked_fill(closed[..., None], float("-inf")).flatten(-2)
-        ids = biased.topk(top_k, dim=-1).indices
+        ids = biased.topk(by.top_k, dim=-1).indices
         weights = scores.gather(1, ids)
-        if normalize:
+        if by.normalize:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return ids, weights * scale
+        return ids, weights * by.scale
 
     def dispatch(self, ids: Tensor, experts: int) -> Runs:
         flat = ids.flatten().cpu().numpy()

@@ -58,4 +58,5 @@ def draw(purpose: int, weights: Tensor, keys: Sequence[DrawKey]) -> list[int]:
         weights.device,
         [purpose | d.depth << 2 for d in keys],
     )
-    return best_tokens(weights.log() + noise)
+    tokens: list[int] = best_tokens(weights.log() + noise).tolist()
+    return tokens

@@ -8,7 +8,6 @@ Shapes: N rows, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple
@@ -16,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nextn.ops.base import NO_TOKEN
 from nextn.sampling.filters import filter_rows
 from nextn.sampling.gumbel import gumbel, places
+from nextn.sampling.sampler import best_tokens
 
 ROWS = 32  # that get their noise at a time: it takes a hundred bytes a logit while it is made
 
@@ -68,9 +67,7 @@ def draw_rows(
         for at in range(0, len(logits), ROWS):
             rows = slice(at, at + ROWS)
             logits[rows] = _perturbed(logits[rows], draws.part(rows), choosing, uniforms)
-    picked = logits.argmax(dim=-1, keepdim=True)
-    finite = logits.gather(1, picked).abs() < math.inf
-    tokens = torch.where(finite, picked, NO_TOKEN)[:, 0]
+    tokens = best_tokens(logits)
     if best is None:
         return tokens, None
     ahead = best(logits)[1]

@@ -33,7 +33,7 @@ def draw(logits: Tensor, draws: Sequence[DrawParams], confidence: list[float] | 
     draws = [DrawParams(d[0], d[1], d.position + i, *d[3:7]) for d in draws for i in range(d.rows)]
     logits = logits[: len(draws)]
     _perturb_random(logits, draws)
-    tokens = best_tokens(logits)
+    tokens: list[int] = best_tokens(logits).tolist()
     if confidence is not None:
         _, lead = best_token(logits)  # overwrites the logits
         scales = [d.temperature if d.temperature >= GREEDY_BELOW else 1.0 for d in draws]
@@ -41,12 +41,11 @@ def draw(logits: Tensor, draws: Sequence[DrawParams], confidence: list[float] | 
     return tokens
 
 
-def best_tokens(logits: Tensor) -> list[int]:
-    """The argmax of each row, or NO_TOKEN if its logit is not finite. It is NaN if any logit is NaN."""
+def best_tokens(logits: Tensor) -> Tensor:
+    """[N] int64: the argmax of each row, or NO_TOKEN if its logit is not finite. It is NaN if any is NaN."""
     picked = logits.argmax(dim=-1, keepdim=True)
     finite = logits.gather(1, picked).abs() < math.inf
-    tokens: list[int] = torch.where(finite, picked, NO_TOKEN)[:, 0].tolist()
-    return tokens
+    return torch.where(finite, picked, NO_TOKEN)[:, 0]
 
 
 def rank(logits: Tensor, choices: Sequence[Choice], k: int) -> list[list[tuple[int, float]]]:

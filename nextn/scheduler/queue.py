@@ -15,20 +15,15 @@ def rank(req: Request) -> tuple[int, int]:
     return (-req.priority, req.order)
 
 
-def left(req: Request) -> int:
-    """Tokens to compute before it decodes. The prefix cache, which is looked up later, may have some."""
-    return len(req.tokens) - req.committed
-
-
 def next_in_line(waiting: Sequence[Request], kv: KVManager, max_left: int | None) -> Request | None:
     """The first request that does not wait for another of its group. That other one runs, so requests are
     overtaken only until its prompt is complete. max_left: only a request with the first one's priority and
-    at most this number of tokens left; None: any."""
+    at most this number of tokens, some of which the prefix cache may have; None: any."""
     held: set[PromptGroup | None] = set()
     for req in waiting:
         if max_left is not None and req.priority < waiting[0].priority:
             return None
-        if req.group in held or (max_left is not None and left(req) > max_left):
+        if req.group in held or (max_left is not None and len(req.tokens) > max_left):
             continue
         if not groups.waits(req, kv):
             return req

@@ -213,13 +213,8 @@ class Behind:
         return len(self._waiting)
 
 
-def _count_up(rows: Sequence[int]) -> bool:
-    """Whether rows, which are in ascending order, have no gap."""
-    return rows[-1] - rows[0] == len(rows) - 1
-
-
 def _rows_of(hidden: Tensor, rows: Sequence[int]) -> Tensor:
-    """These rows, as a view if possible."""
-    if _count_up(rows):
+    """These rows, in ascending order, as a view if possible."""
+    if rows[-1] - rows[0] == len(rows) - 1:  # no gap
         return hidden[rows[0] : rows[-1] + 1]
     return hidden[torch.tensor(rows, device=hidden.device)]

@@ -28,5 +28,5 @@ def ngram_guess(span: DraftSpan) -> tuple[Draft, int]:
     index = span.state.ngrams
     index.extend(span.request.history[len(index.tokens) :])
     index.extend(span.chosen)
-    length, at = index.find()
-    return Draft(index.following(at, span.num_steps)) if length else NO_DRAFT, length
+    tokens, length = index.guess(span.num_steps)
+    return Draft(tokens) if length else NO_DRAFT, length

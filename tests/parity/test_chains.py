@@ -15,7 +15,7 @@ from support.toy_grammar import ToyGrammar
 from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.constraint import Constraint
 from nextn.engine.engine import Engine
-from nextn.engine.model import choose_kernels
+from nextn.engine.kernels import choose_kernels
 from nextn.request import Request, SamplingParams, SpeculativeParams
 from nextn.speculative import guesses
 from nextn.speculative.base import Drafted, DraftRequest

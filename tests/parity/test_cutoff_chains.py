@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.cutoff import EDGES, Cutoff
-from nextn.engine.model import choose_kernels
+from nextn.engine.kernels import choose_kernels
 from nextn.ops.base import DrawParams
 from nextn.request import Request, SamplingParams, SpeculativeParams
 from nextn.sampling import sampler

@@ -12,7 +12,7 @@ from parity.engine_steps import make_engine
 
 from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.cutoff import EDGES, CutChains, Cutoff
-from nextn.engine.model import choose_kernels
+from nextn.engine.kernels import choose_kernels
 from nextn.engine.runner import Runner
 from nextn.layers.batch import Span
 from nextn.models.base import Chain, ChainsRequest

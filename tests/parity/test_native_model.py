@@ -26,7 +26,7 @@ from nextn.families.config import ModelConfig
 from nextn.models.fp8 import dequantize
 from nextn.models.names import expected_tensors
 from nextn.models.native import NativeModel
-from nextn.ops.cpu.library import E4M3
+from nextn.ops.cpu.interface import E4M3
 from nextn.ops.int4 import quantize_int4
 from nextn.ops.stored import FP8, INT4, W8A16, Format
 from nextn.ops.widen import widened

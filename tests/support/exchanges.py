@@ -28,7 +28,14 @@ def check_exchanges(world: Any, seed: int = 0, device: str = "cpu") -> None:
                     assert (part.dtype, part.shape, part.device.type) == (dtype, want.shape, device)
                     assert torch.equal(_bits(part.cpu()), _bits(want))
         rows = [rng.choice([0, 0, 1, 5]) for _ in range(world.groups)]
-        assert list(world.rows(rows[world.rank // each])) == rows
+        assert rows_of_groups(world, rows[world.rank // each]) == rows
+
+
+def rows_of_groups(world: Any, own: int) -> list[int]:
+    """The number of rows of each group. own: of this rank's group, the same on all its ranks."""
+    sent = torch.tensor([own], device=getattr(world, "carried_on", "cpu"))
+    found = world.exchange([sent] * world.size, [1] * world.size)
+    return list(world.by_group([int(rows) for rows in found]))
 
 
 def _random(rng: random.Random, most: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nextn.ops.cpu.coded import BLOCKS
-from nextn.ops.cpu.library import INT4, INT4Z, KINDS, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0
+from nextn.ops.cpu.interface import INT4, INT4Z, KINDS, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0
 from nextn.ops.cpu.weights import PackedWeight
 from nextn.ops.stored import INT4 as INT4_NAME
 from nextn.ops.stored import Format, Stored

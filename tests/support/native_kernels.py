@@ -19,7 +19,8 @@ from nextn.layers.batch import PackedBatch, Span
 from nextn.models.native import native_batch
 from nextn.ops.cpu import library as native
 from nextn.ops.cpu.heads import latent_heads
-from nextn.ops.cpu.library import BF16, E4M3, F32, FeedForward, Heads, NoLibrary, library, runnable_levels
+from nextn.ops.cpu.interface import BF16, E4M3, F32, FeedForward, Heads
+from nextn.ops.cpu.library import NoLibrary, library, runnable_levels
 from nextn.ops.cpu.weights import PackedWeight, padded
 
 HALF = 2.0**-9  # largest relative error of rounding to bf16

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nextn.ops.base import Addend, Columns, Spans, Tables
+from nextn.ops.base import Addend, Columns, Routing, Spans, Tables
 
 
 class ShapeOps:
@@ -80,8 +80,8 @@ class ShapeOps:
     def heads_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         return x.new_empty(*x.shape[:2], weight.shape[2])
 
-    def route(self, x: Tensor, router: Tensor, bias: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        shape = len(x), rest[2]
+    def route(self, x: Tensor, router: Tensor, bias: Tensor, by: Routing) -> tuple[Tensor, Tensor]:
+        shape = len(x), by.top_k
         return x.new_empty(shape, dtype=torch.int64), x.new_empty(shape, dtype=torch.float32)
 
     def dispatch(self, ids: Tensor, experts: int) -> Any:

@@ -15,8 +15,9 @@ from nextn.families.config import ModelConfig
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.layers.replicas import ExpertParallel
+from nextn.models.cuda import CudaModel
 from nextn.models.names import expected_tensors, product_shapes
-from nextn.models.registry import model_class
+from nextn.models.torch_model import TorchModel
 from nextn.ops.base import Ops
 from nextn.ops.reference import Reference
 from nextn.ops.registry import make_ops
@@ -69,7 +70,7 @@ def shared_model(
     if isinstance(ops, str):
         made, kernels = make_ops(product_shapes(cfg), dtype, on, ops), ops
     layers = cfg.num_nextn_predict_layers
-    model = model_class(cfg.architecture, kernels)(
+    model = (CudaModel if kernels == "triton" else TorchModel)(
         cfg, made, dtype, on, layers, draft_tokens=draft_tokens, group=group, experts=experts,
         fp8_rows=fp8_rows,
     )  # fmt: skip

@@ -93,7 +93,7 @@ def main(rank: int, size: int, address: str, backend: str, timeout: float, task:
 
 
 def world_task(ranks: TorchGroup, task: str, groups: str, shards: str, *options: str) -> None:
-    from support.exchanges import check_exchanges
+    from support.exchanges import check_exchanges, rows_of_groups
     from support.torch_worlds import group_hash
 
     from nextn.distributed.torch_world import TorchWorld
@@ -105,7 +105,7 @@ def world_task(ranks: TorchGroup, task: str, groups: str, shards: str, *options:
     elif task == "world":
         print(group_hash(world.group, world, *options))
     else:
-        world.rows(0)
+        rows_of_groups(world, 0)
         print("ready", flush=True)
         while True:
             world.exchange([torch.zeros(3)] * world.size, [3] * world.size)

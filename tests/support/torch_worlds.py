@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.exchanges import rows_of_groups
 from support.sharing import CONFIG, shared_model, tensors_hash
 from torch import Tensor
 
@@ -43,7 +44,7 @@ def run_steps(model: Any, steps: Sequence[Step], page_size: int = 4) -> list[Ten
     found: list[Tensor] = []
     for spans in steps:
         rows = sum(len(span.tokens) for span in spans)
-        if model.world is not None and not any(model.world.rows(rows)):
+        if model.world is not None and not any(rows_of_groups(model.world, rows)):
             continue
         hidden = model.forward(model.batch(spans, page_size), pool)
         if not rows:

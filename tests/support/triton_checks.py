@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nextn.layers.batch import PackedBatch, Span, build_batch
-from nextn.ops.base import NO_TOKEN, Mixture, Ops, Tables
+from nextn.ops.base import NO_TOKEN, Mixture, Ops, Routing, Tables
 from nextn.ops.reference import Reference
 from nextn.ops.triton import attention
 from nextn.ops.triton.ops import TritonOps
@@ -247,7 +247,8 @@ def check_route(on: Device) -> None:
         router = on.rand(experts, width, seed=1, dtype=torch.float32) / width**0.5
         bias = on.rand(experts, seed=2, dtype=torch.float32) / 10
         for normalize, softmax in ways if on.large else [ways[number]]:
-            args = router, bias * (not softmax), groups, top_groups, top_k, normalize, 2.5, softmax
+            by = Routing(groups, top_groups, top_k, normalize, 2.5, softmax)
+            args = router, bias * (not softmax), by
             ids, weights = ops.route(x, *args)
             want_ids, want = PLAIN.route(x.float(), *args)
             assert torch.equal(ids, want_ids)
@@ -261,7 +262,7 @@ def check_route(on: Device) -> None:
 def check_equal_experts(on: Device) -> None:
     """Of equal scores the smaller number comes first."""
     x, router = on.rand(3, 64), torch.zeros(8, 64, device=on.name)
-    ids, weights = TritonOps().route(x, router, torch.zeros(8, device=on.name), 4, 2, 3, True, 1.0)
+    ids, weights = TritonOps().route(x, router, torch.zeros(8, device=on.name), Routing(4, 2, 3, True, 1.0))
     assert ids.tolist() == [[0, 1, 2]] * 3
     torch.testing.assert_close(weights, torch.full_like(weights, 1 / 3))
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from nextn.layers.batch import PackedBatch, Span
-from nextn.ops.base import Mixture, Tables
+from nextn.ops.base import Mixture, Routing, Tables
 from nextn.ops.fp8 import Fp8Matrix
 from nextn.ops.triton import attention as attention_kernels
 from nextn.ops.triton import early
@@ -202,9 +202,8 @@ def fp8_products(models: dict[str, Sizes], counts: list[int]) -> Calls:
         for rows in counts:
             yield model, rows
             x = meta(rows, s.hidden)
-            ids, _ = OPS.route(
-                x, meta(s.experts, s.hidden, dtype=torch.float32), meta(s.experts), 1, 1, s.top_k, True, 1.0
-            )
+            router, by = meta(s.experts, s.hidden, dtype=torch.float32), Routing(1, 1, s.top_k, True, 1.0)
+            ids, _ = OPS.route(x, router, meta(s.experts), by)
             gate_up, down = blocks(s.experts, 2 * s.inner, s.hidden), blocks(s.experts, s.hidden, s.inner)
             runs = OPS.dispatch(ids, s.experts)
             OPS.experts_with_shared(x, runs, gate_up, down, gate_up[0], down[0])
@@ -285,7 +284,7 @@ def grouped_attention(x: Tensor, heads: int = 96, groups: int = 8, width: int = 
 
 def feed_forward(s: Sizes, x: Tensor) -> None:
     router, bias = meta(s.experts, s.hidden, dtype=torch.float32), meta(s.experts, dtype=torch.float32)
-    ids, weights = OPS.route(x, router, bias, s.groups, s.groups // 2, s.top_k, True, 2.5)
+    ids, weights = OPS.route(x, router, bias, Routing(s.groups, s.groups // 2, s.top_k, True, 2.5))
     gate_up = meta(s.experts, 2 * s.inner, s.hidden, dtype=x.dtype)
     down = meta(s.experts, s.hidden, s.inner, dtype=x.dtype)
     runs = OPS.dispatch(ids, s.experts)

@@ -10,7 +10,7 @@ import ctypes
 
 import torch
 
-from nextn.ops.cpu.library import (
+from nextn.ops.cpu.interface import (
     BY_BYTES,
     INT4,
     INT4Z,
@@ -24,8 +24,8 @@ from nextn.ops.cpu.library import (
     Q6_K,
     Q8_0,
     Weight,
-    library,
 )
+from nextn.ops.cpu.library import library
 from nextn.ops.stored import INT4 as INT4_NAME
 from nextn.ops.stored import INT8 as INT8_NAME
 from nextn.ops.stored import Format, Stored

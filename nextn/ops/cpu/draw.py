@@ -9,7 +9,7 @@ from ctypes import CDLL
 from torch import Tensor
 
 from nextn.ops.base import DrawParams
-from nextn.ops.cpu.library import SAMPLING
+from nextn.ops.cpu.interface import SAMPLING
 
 
 def draw(

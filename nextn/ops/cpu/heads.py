@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nextn.ops.cpu.library import Heads
+from nextn.ops.cpu.interface import Heads
 from nextn.ops.cpu.weights import padded
 
 ALIGN = 32  # elements: values and keys are filled up to whole runs of them

@@ -29,9 +29,11 @@ import torch
 from nextn.config import usable_cores
 from nextn.machine import cpu_model
 from nextn.ops.cpu import coded
-from nextn.ops.cpu.library import BY_BYTES, E4M3, F32, KINDS, WAYS, build_of, library
+from nextn.ops.cpu.interface import BY_BYTES, E4M3, F32, KINDS, WAYS
+from nextn.ops.cpu.library import build_of, library
 from nextn.ops.cpu.weights import Arena, PackedWeight
 from nextn.user_cache import user_cache
+from nextn.whole_file import write_whole
 
 log = logging.getLogger("nextn.engine")
 
@@ -95,9 +97,7 @@ class Ways:
         seconds = measure(self._level, kind, (0, *ways))
         way = choose(seconds)
         kept["formats"][name] = {"way": way, "seconds": {WAYS[w]: found for w, found in seconds.items()}}
-        part = self._path.with_suffix(".part")
-        part.write_text(json.dumps(kept, indent=1))
-        part.replace(self._path)
+        write_whole(self._path, json.dumps(kept, indent=1).encode())
         log.info("kernels: %s weights by %s", name, describe(way, seconds))
         return way
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nextn.ops.cpu import coded
-from nextn.ops.cpu.library import BF16, E4M3, F32, INT4, INT4Z, INT8, Weight, library
+from nextn.ops.cpu.interface import BF16, E4M3, F32, INT4, INT4Z, INT8, Weight
+from nextn.ops.cpu.library import library
 from nextn.ops.int4 import quantize_int4
 from nextn.ops.stored import Stored
 

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nextn.ops.base import Routing
 from nextn.ops.triton.early import early, let_next_start, wait
 
 EXPERTS, BLOCK = 4, 1024  # of a program of the product; elements that it takes at a time
@@ -90,22 +91,13 @@ def _route(
     tl.store(weights + row * top_k + k, mine * scale, mask=k < top_k)
 
 
-def route(
-    x: Tensor,
-    router: Tensor,
-    bias: Tensor,
-    groups: int,
-    top_groups: int,
-    top_k: int,
-    normalize: bool,
-    scale: float,
-    softmax: bool = False,
-) -> tuple[Tensor, Tensor]:
+def route(x: Tensor, router: Tensor, bias: Tensor, by: Routing) -> tuple[Tensor, Tensor]:
     """x [T, C], router [E, C] f32, bias [E] f32 -> ids [T, K] int64, weights [T, K] f32, best first."""
     assert x.stride(1) == 1
     assert router.is_contiguous()
     assert router.dtype == torch.float32
     rows, (experts, width) = x.shape[0], router.shape
+    groups, top_groups, top_k, normalize, scale, softmax = by
     logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
     _scores[rows, triton.cdiv(experts, EXPERTS)](
         x, router, logits, experts, width, x.stride(0), E=EXPERTS,

@@ -12,7 +12,7 @@ from support import markdown
 
 from nextn.bench.expert_plot import shard_load_maps
 from nextn.cli import main
-from nextn.distributed.placement import balanced
+from nextn.distributed.eplb import balanced
 from nextn.distributed.placement_file import Sizes, initial_placement
 
 COUNTS = [[100, 100, 100, 800], [5, 5, 5, 5], [0, 0, 0, 0]]

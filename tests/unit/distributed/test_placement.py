@@ -9,15 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nextn.distributed.placement import (
-    Move,
-    Placement,
-    balanced,
-    keep_slots,
-    moves,
-    shard_loads,
-    utilisation,
-)
+from nextn.distributed.eplb import balanced
+from nextn.distributed.placement import Move, Placement, keep_slots, moves, shard_loads, utilisation
 
 # EPLB's README plans these for 16 physical experts on 8 GPUs of 2 nodes, with 4 groups.
 EXAMPLE = np.array(

@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nextn.distributed.placement import Placement, balanced
+from nextn.distributed.eplb import balanced
+from nextn.distributed.placement import Placement
 from nextn.distributed.placement_file import (
     Sizes,
     initial_placement,
     read_dump,
     write_placement,
-    write_whole,
 )
+from nextn.whole_file import write_whole
 
 COUNTS = [[8, 1, 1, 1], [1, 2, 3, 4]]
 SIZES = Sizes(layers=2, experts=4, physical=6, shards=2)
@@ -56,8 +57,6 @@ def test_what_init_expert_location_may_be(path: Path) -> None:
     assert initial_placement("trivial", SIZES) == Placement.trivial(2, 4, 2)
     assert initial_placement(save(path, physical_to_logical_map=MAP), SIZES).physical.tolist() == MAP
     assert initial_placement(save(path, logical_count=COUNTS), SIZES) == balanced(np.array(COUNTS), 6, 2)
-    in_nodes = Sizes(2, 4, 6, 2, nodes=2, groups=2)
-    assert initial_placement(str(path), in_nodes) == balanced(np.array(COUNTS), 6, 2, 2, 2)
 
 
 def test_rows_of_layers_without_experts(path: Path) -> None:

@@ -3,11 +3,11 @@ from __future__ import annotations
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.thread_ranks import ThreadGroup, run_ranks
 from torch import Tensor
 
 from nextn.distributed.group import Alone
 from nextn.distributed.split import Split
-from nextn.distributed.threads import ThreadGroup, run_ranks
 
 
 @given(st.integers(1, 3000), st.integers(1, 8))

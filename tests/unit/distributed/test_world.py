@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.exchanges import check_exchanges
+from support.exchanges import check_exchanges, rows_of_groups
+from support.thread_world import ThreadWorld, run_world
 
 from nextn.distributed.group import PeerGone
-from nextn.distributed.thread_world import ThreadWorld, run_world
 from nextn.distributed.world import Places, parts_of
 
 
@@ -52,7 +52,7 @@ def test_groups_and_shards() -> None:
 
 def test_ranks_of_a_group_have_the_same_rows() -> None:
     with pytest.raises(AssertionError, match="ranks of a group differ"):
-        run_world(4, 2, 2, lambda world: world.rows(world.rank))
+        run_world(4, 2, 2, lambda world: rows_of_groups(world, world.rank))
 
 
 def test_a_rank_that_raises_ends_the_others() -> None:
@@ -79,7 +79,7 @@ def test_a_rank_that_raises_ends_the_others() -> None:
 def test_a_rank_that_never_comes() -> None:
     def compute(world: ThreadWorld) -> None:
         if world.rank == 0:
-            world.rows(1)
+            rows_of_groups(world, 1)
 
     with pytest.raises(PeerGone, match=r"ranks \[1\] did not come within 0.1 s"):
         run_world(2, 2, 2, compute, timeout=0.1)

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from nextn.config import EngineConfig
-from nextn.engine.model import choose_kernels
-from nextn.models.registry import CLASSES
+from nextn.engine.kernels import choose_kernels
 
 CUDA = torch.device("cuda")
 
@@ -36,15 +35,6 @@ def refused(why, **options):
     with pytest.raises(ValueError, match=f"--kernel-backend triton: the Triton kernels cannot serve: {why}"):
         choose_kernels(EngineConfig(kernel_backend="triton", **options), CUDA)
     assert choose_kernels(EngineConfig(**options), CUDA) == "reference"
-
-
-@pytest.mark.usefixtures("gpu")
-def test_an_architecture_that_they_have_not(monkeypatch):
-    monkeypatch.setitem(CLASSES, "OtherForCausalLM", {"reference": "elsewhere:Other"})
-    with pytest.raises(ValueError, match=r"--kernel-backend triton: .* they have no OtherForCausalLM yet"):
-        choose_kernels(EngineConfig(kernel_backend="triton"), CUDA, "OtherForCausalLM")
-    assert choose_kernels(EngineConfig(), CUDA, "OtherForCausalLM") == "reference"
-    assert choose_kernels(EngineConfig(), CUDA, "DeepseekV3ForCausalLM") == "triton"
 
 
 @pytest.mark.usefixtures("gpu")

@@ -10,11 +10,11 @@ import torch
 
 from nextn.bench.prompts import all_heldout_prompts
 from nextn.config import EMBEDDED, EngineConfig, model_folder
-from nextn.engine.model import choose_kernels
+from nextn.engine.kernels import choose_kernels
 from nextn.engine.rank import make_runner
 from nextn.llm import LLM
 from nextn.models.native import NativeModel
-from nextn.ops.cpu.library import INT8
+from nextn.ops.cpu.interface import INT8
 from nextn.request import SamplingParams
 from nextn.tokenizer import Tokenizer
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from nextn.config import EngineConfig
-from nextn.engine import model
-from nextn.engine.model import choose_kernels, ways_of
-from nextn.ops.cpu.library import BF16, BY_BYTES, Q4_K
+from nextn.engine import kernels
+from nextn.engine.kernels import choose_kernels, ways_of
+from nextn.ops.cpu.interface import BF16, BY_BYTES, Q4_K
 
 CPU = torch.device("cpu")
 
@@ -25,8 +25,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         def of(self, kind: int) -> int:
             return 3
 
-    monkeypatch.setattr(model, "by_bytes", lambda level: frozenset(able))
-    monkeypatch.setattr(model, "Ways", Ways)
+    monkeypatch.setattr(kernels, "by_bytes", lambda level: frozenset(able))
+    monkeypatch.setattr(kernels, "Ways", Ways)
     return able
 
 

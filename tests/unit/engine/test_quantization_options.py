@@ -10,7 +10,8 @@ from support.checkpoints import write_checkpoint
 
 from nextn.config import EngineConfig
 from nextn.engine.model import make_model
-from nextn.ops.cpu.library import BF16, INT4Z, INT8, NoLibrary, library
+from nextn.ops.cpu.interface import BF16, INT4Z, INT8
+from nextn.ops.cpu.library import NoLibrary, library
 
 
 @pytest.mark.parametrize(

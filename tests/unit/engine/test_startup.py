@@ -7,7 +7,7 @@ from support.native_kernels import built_levels
 from support.native_model import native_model
 
 from nextn.engine.startup import arithmetic
-from nextn.ops.cpu.library import BF16
+from nextn.ops.cpu.interface import BF16
 
 
 def test_formats_that_are_not_multiplied_in_the_levels_own_way_are_named() -> None:

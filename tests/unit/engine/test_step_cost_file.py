@@ -306,13 +306,13 @@ def test_a_machine_that_is_busy_keeps_nothing(tmp_path: Path, monkeypatch: pytes
 def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that ends in the middle leaves the old one, and nothing else."""
     kept(tmp_path).write(COST, {})
-    write = Path.write_text
+    write = Path.write_bytes
 
-    def full(self: Path, text: str, *args: Any, **more: Any) -> int:
-        write(self, text[:30])
+    def full(self: Path, content: bytes) -> int:
+        write(self, content[:30])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     kept(tmp_path).write(replace(COST, fixed=9.0), {})
     monkeypatch.undo()
     assert kept(tmp_path).read() == (COST, {})

@@ -25,7 +25,8 @@ from nextn.engine import build, gpu_ranks
 from nextn.engine.engine import Engine
 from nextn.engine.ep_rank import EPRank
 from nextn.engine.gpu_ranks import share_gpus
-from nextn.engine.model import make_model, runs_on_torch
+from nextn.engine.kernels import runs_on_torch
+from nextn.engine.model import make_model
 from nextn.request import Request, SamplingParams, SpeculativeParams
 from nextn.server_config import ServerConfig
 

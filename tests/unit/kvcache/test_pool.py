@@ -24,7 +24,7 @@ def test_shape_and_bytes(layout):
     assert layout.width == 8
     pool = pool_of(layout, torch.bfloat16)
     assert pool.data.shape == (3, 20, 8)
-    assert pool.bytes == 20 * 3 * 8 * 2  # slots, layers, elements of a token in each
+    assert pool.data.nbytes == 20 * 3 * 8 * 2  # slots, layers, elements of a token in each
     assert not pool.data.any()
 
 

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checkpoints import tiny_config
 from support.sharing import ExactReference, same
+from support.thread_world import ThreadWorld, run_world
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nextn.distributed.group import Alone
 from nextn.distributed.placement import Placement
-from nextn.distributed.thread_world import ThreadWorld, run_world
 from nextn.families.config import ModelConfig
 from nextn.layers.expert_parallel import ParallelMoE
 from nextn.layers.mlp import MoE

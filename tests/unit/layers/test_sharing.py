@@ -8,10 +8,10 @@ import pytest
 import torch
 from support.checkpoints import tiny_config
 from support.sharing import ExactReference
+from support.thread_ranks import run_ranks
 from torch import Tensor
 
 from nextn.distributed.group import Alone
-from nextn.distributed.threads import run_ranks
 from nextn.families.config import ModelConfig
 from nextn.layers.sharing import Sharing
 from nextn.ops.base import Ops

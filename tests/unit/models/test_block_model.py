@@ -13,13 +13,13 @@ import torch
 from support.checkpoints import gqa_config, quantize_tensors, random_tensors, tiny_config, write_checkpoint
 from support.draft_folders import fp8_config
 from support.sharing import ExactReference, all_steps, same
+from support.thread_ranks import run_ranks
+from support.thread_world import ThreadWorld, run_world
 from support.torch_worlds import group_steps, placed, run_steps
 from torch import Tensor
 
 from nextn.distributed.group import Alone, Group
 from nextn.distributed.placement import Placement, moves
-from nextn.distributed.thread_world import ThreadWorld, run_world
-from nextn.distributed.threads import run_ranks
 from nextn.families.config import ModelConfig
 from nextn.layers.expert_slots import ExpertSlots
 from nextn.layers.replicas import ExpertParallel

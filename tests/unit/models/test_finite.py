@@ -7,9 +7,10 @@ import torch
 from support.checkpoints import quantize_tensors, random_tensors, tiny_config, write_checkpoint
 
 from nextn.families.config import ModelConfig
+from nextn.families.files import CheckpointError
 from nextn.families.quantization import Fp8Blocks
 from nextn.models.finite import non_finite, non_finite_scales
-from nextn.models.loader import CheckpointError, load_checkpoint
+from nextn.models.loader import load_checkpoint
 from nextn.models.names import expected_tensors
 
 CONFIG = tiny_config()

@@ -20,7 +20,7 @@ from transformers import (
 from nextn.families.config import ModelConfig
 from nextn.models.fp8 import scale_shape
 from nextn.models.names import expected_tensors, nextn_prefixes, shared_tensors
-from nextn.models.registry import model_class
+from nextn.models.torch_model import TorchModel
 from nextn.ops.reference import Reference
 
 CASES = {
@@ -127,6 +127,6 @@ def test_counts_of_deepseek_v3():
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES.keys())
 def test_the_model_takes_exactly_these(changes):
     cfg = ModelConfig.from_dict(tiny_config(**changes))
-    model = model_class(cfg.architecture)(cfg, Reference(), torch.float32, torch.device("cpu"), 1)
+    model = TorchModel(cfg, Reference(), torch.float32, torch.device("cpu"), 1)
     targets = {name: tuple(t.shape) for name, t in model.targets().items()}
     assert targets == expected_tensors(cfg, 1)

@@ -13,11 +13,11 @@ from support.checkpoints import gqa_config, quantize_tensors, random_tensors, ti
 from support.draft_folders import fp8_config, with_copies, write_sglang
 from support.packed import awq, awq_config, coded
 from support.sharing import CONFIG, ExactReference, all_steps, same, shared_model
+from support.thread_ranks import run_ranks
 from torch import Tensor
 
 from nextn.config import model_folder
 from nextn.distributed.group import Alone, Group
-from nextn.distributed.threads import run_ranks
 from nextn.families.config import ModelConfig
 from nextn.models.draft_folder import DraftFolder
 from nextn.models.dummy import dummy_checkpoint

@@ -11,11 +11,11 @@ import torch
 from support.checkpoints import quantize_tensors, random_tensors, tiny_config, write_checkpoint
 from support.draft_folders import fp8_config
 from support.sharing import CONFIG, ExactReference, same, shared_model
+from support.thread_world import ThreadWorld, run_world
 from support.torch_worlds import group_steps, placed, run_steps, world_model
 from torch import Tensor
 
 from nextn.distributed.placement import Placement
-from nextn.distributed.thread_world import ThreadWorld, run_world
 from nextn.families.config import ModelConfig
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span

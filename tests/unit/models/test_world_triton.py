@@ -10,9 +10,9 @@ import pytest
 import torch
 from support.checkpoints import tiny_config
 from support.sharing import same, shared_model
+from support.thread_world import run_world
 from support.torch_worlds import PAGES, Step, placed, run_steps, world_model
 
-from nextn.distributed.thread_world import run_world
 from nextn.layers.batch import Span
 
 if torch.cuda.is_available():

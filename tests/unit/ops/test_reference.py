@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from nextn.layers.batch import Span, build_batch
-from nextn.ops.base import ROW_ALIGN
+from nextn.ops.base import ROW_ALIGN, Routing
 from nextn.ops.probe import product_modes
 from nextn.ops.reference import Reference
 from nextn.ops.rotary import rotate
@@ -56,7 +56,7 @@ def test_equal_rows_are_routed_equally(experts):
     router, bias = rand(experts, 32), torch.zeros(experts)
     for seed in range(50):
         x = rand(1, 32, seed=seed).expand(8, -1).contiguous()
-        ids, weights = op.route(x, router, bias, 1, 1, 2, True, 1.0)
+        ids, weights = op.route(x, router, bias, Routing(1, 1, 2, True, 1.0))
         assert (ids == ids[0]).all()
         assert (weights == weights[0]).all()
 
@@ -145,7 +145,7 @@ def test_experts_rows(rows):
 
     def run(part):
         padded = F.pad(part, (0, 0, 0, -len(part) % ROW_ALIGN))
-        ids, weights = op.route(padded, router, bias, 4, 2, top, True, 2.5)
+        ids, weights = op.route(padded, router, bias, Routing(4, 2, top, True, 2.5))
         results = op.experts(padded, op.dispatch(ids[: len(part)], experts), gate_up, down)
         return ids, weights, op.combine(results, weights), results
 
@@ -173,9 +173,9 @@ def test_experts_rows(rows):
 def test_route_by_softmax():
     """DeepSeek-V2's: scores over all experts, groups by their best one. A row's bits are its own."""
     op = ops()
-    router, none = rand(12, 16), torch.zeros(12)
+    router, none, by = rand(12, 16), torch.zeros(12), Routing(4, 2, 3, False, 16.0, softmax=True)
     x = rand(64, 16, seed=2)
-    ids, weights = op.route(x, router, none, 4, 2, 3, False, 16.0, softmax=True)
+    ids, weights = op.route(x, router, none, by)
     scores = (x @ router.t()).softmax(-1)
     for t in range(64):
         best = scores[t].view(4, 3).amax(-1).topk(2).indices.tolist()
@@ -184,7 +184,7 @@ def test_route_by_softmax():
         assert ids[t].tolist() == want
         torch.testing.assert_close(weights[t], 16 * scores[t][want])
     for start, rows in ((0, 8), (8, 16), (40, 24)):
-        some = op.route(x[start : start + rows], router, none, 4, 2, 3, False, 16.0, softmax=True)
+        some = op.route(x[start : start + rows], router, none, by)
         assert torch.equal(some[0], ids[start : start + rows])
         assert torch.equal(some[1], weights[start : start + rows])
 
@@ -193,7 +193,7 @@ def test_route_limits_groups():
     op = ops()
     router, bias = rand(8, 16), rand(8, seed=1)
     x = rand(64, 16, seed=2)
-    ids, weights = op.route(x, router, bias, 4, 2, 3, True, 1.5)
+    ids, weights = op.route(x, router, bias, Routing(4, 2, 3, True, 1.5))
     scores = (x @ router.t()).sigmoid()
     for t in range(64):
         biased = scores[t] + bias

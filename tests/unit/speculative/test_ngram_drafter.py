@@ -6,7 +6,7 @@ from support.draft_spans import all_drafts, draft_span
 
 from nextn.draft import NO_DRAFT
 from nextn.speculative.draft_state import DraftState
-from nextn.speculative.ngram import lookup
+from nextn.speculative.ngram import NGramIndex
 from nextn.speculative.ngram_drafter import NGramDrafter
 
 
@@ -26,7 +26,9 @@ def ask(state, history, chosen, num_steps):
 def test_it_guesses_from_all_that_is_committed(prompt, steps):
     state, text = DraftState(), list(prompt)
     for chosen, num_steps in steps:
-        assert ask(state, text, chosen, num_steps) == lookup([*text, *chosen], num_steps)
+        index = NGramIndex()
+        index.extend([*text, *chosen])
+        assert ask(state, text, chosen, num_steps) == index.guess(num_steps)[0]
         text += chosen
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from nextn.ops.cpu.coded import BLOCKS
-from nextn.ops.cpu.library import F32, WAYS, Weight
+from nextn.ops.cpu.interface import F32, WAYS, Weight
 
 NATIVE = WAYS[1:]  # `which` of nx_peak is the index
 TILES, PAIRS, FLOATS, BYTES = NATIVE

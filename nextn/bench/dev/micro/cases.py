@@ -24,6 +24,7 @@ from nextn.bench.dev.micro.op_work import Work
 from nextn.bench.dev.micro.routing import Routing
 from nextn.families.config import GqaAttention, ModelConfig
 from nextn.layers.batch import Span, build_batch
+from nextn.layers.mlp import routing_of
 from nextn.ops.base import Ops, Spans, Tables, align
 
 LINEAR = (4096, 2048)  # (n_out, n_in) of the headline numbers
@@ -251,15 +252,12 @@ class Bench:
         """The router and its experts. Each pass over the arena has other rows and so other experts."""
         cfg, ops = self.cfg, self.ops
         count, inner, hidden = cfg.n_routed_experts, cfg.moe_intermediate_size, cfg.hidden_size
-        routing, bias = Routing(cfg, rows), torch.zeros(count)
+        routing, bias, by = Routing(cfg, rows), torch.zeros(count), routing_of(cfg)
         sets = self.weights((count, 2 * inner, hidden), (count, hidden, inner))
         routers = [routing.router.clone() for _ in sets]
 
         def block(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-            ids, weights = ops.route(
-                x, router, bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok, cfg.norm_topk_prob,
-                cfg.routed_scaling_factor, cfg.softmax_router,
-            )  # fmt: skip
+            ids, weights = ops.route(x, router, bias, by)
             runs = ops.dispatch(ids[:rows], count)
             return ops.combine(ops.experts(x, runs, gate_up, down), weights)
 
@@ -290,13 +288,7 @@ class Bench:
         cfg, count, hidden = self.cfg, self.cfg.n_routed_experts, self.cfg.hidden_size
         x, bias = self.input(rows, hidden), torch.zeros(count)
         routers = self.arena.sets(torch.float32, (count, hidden))
-        calls = [
-            partial(
-                self.ops.route, x, router, bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok,
-                cfg.norm_topk_prob, cfg.routed_scaling_factor, cfg.softmax_router,
-            )
-            for (router,) in routers
-        ]  # fmt: skip
+        calls = [partial(self.ops.route, x, router, bias, routing_of(cfg)) for (router,) in routers]
         work = op_work.route(rows, hidden, count, cfg.num_experts_per_tok, self.size)
         return self.made(
             "route", f"{cfg.num_experts_per_tok} of {count}", f"{count}x{hidden}", rows, work, calls

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nextn.ops.cpu.coded import BLOCKS
-from nextn.ops.cpu.library import BF16, E4M3, INT4, INT8, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
+from nextn.ops.cpu.interface import BF16, E4M3, INT4, INT8, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
 
 
 @dataclass(frozen=True)

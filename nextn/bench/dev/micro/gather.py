@@ -14,10 +14,9 @@ from multiprocessing.connection import Connection
 from statistics import median
 from typing import NamedTuple
 
-from nextn.config import usable_cores
 from nextn.distributed.life import die_with_parent
 from nextn.distributed.memory import HEADER, Memory
-from nextn.distributed.shared import FEW_SPINS, SPINS, address
+from nextn.distributed.shared import address, spins
 from nextn.ops.cpu.library import library
 
 BURST = 200  # gathers between two looks at the clock
@@ -63,7 +62,7 @@ def fill(memory: Memory, rank: int, row: int, burst: int) -> list[float]:
     """Seconds of a gather, in each burst. The first one is warm-up. Both ranks call it."""
     half, goes_on = row // 2, HEADER + row  # rank 0 decides, in a byte behind the row
     view, kernels = memory.mapped(goes_on + 1), library()
-    at, spins = address(view), SPINS if usable_cores() > 1 else FEW_SPINS
+    at, looks = address(view), spins(2)
     own, others = (slice(HEADER + r * half, HEADER + (r + 1) * half) for r in (rank, 1 - rank))
     data, found = bytes([rank]) * half, []
     started = time.perf_counter()
@@ -71,15 +70,15 @@ def fill(memory: Memory, rank: int, row: int, burst: int) -> list[float]:
         begin = time.perf_counter()
         for _ in range(burst):
             view[own] = data
-            kernels.nx_meet(at, 2, spins)
+            kernels.nx_meet(at, 2, looks)
             data = view[others]
-            kernels.nx_meet(at, 2, spins)
+            kernels.nx_meet(at, 2, looks)
         found.append((time.perf_counter() - begin) / burst)
         assert data == bytes([rank]) * half, "a rank read what the other had not written yet"
         if rank == 0:
             view[goes_on] = len(found) < 2 or (
                 len(found) <= BURSTS and time.perf_counter() - started < SECONDS
             )
-        kernels.nx_meet(at, 2, spins)
+        kernels.nx_meet(at, 2, looks)
         if not view[goes_on]:
             return found

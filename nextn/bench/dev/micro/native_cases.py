@@ -26,10 +26,11 @@ from nextn.bench.dev.micro.op_work import Work
 from nextn.bench.dev.micro.routing import Routing
 from nextn.families.config import ModelConfig
 from nextn.layers.batch import PackedBatch, Span
+from nextn.layers.mlp import routing_of
 from nextn.models.native import native_batch
 from nextn.ops.base import align
 from nextn.ops.cpu.heads import grouped_heads, latent_heads
-from nextn.ops.cpu.library import F32, FeedForward, Weight
+from nextn.ops.cpu.interface import F32, FeedForward, Weight
 from nextn.ops.cpu.weights import PackedWeight, padded
 
 BACKEND = "cpu"
@@ -148,9 +149,7 @@ class NativeBench:
         for data, (up, down) in zip(routers, sets, strict=True):
             block = FeedForward(
                 router=moved(router.struct, data), bias=bias.data_ptr(), gate_up=up, down=down,
-                experts=cfg.n_routed_experts, groups=cfg.n_group, top_groups=cfg.topk_group,
-                top_k=cfg.num_experts_per_tok, normalize=cfg.norm_topk_prob, scale=cfg.routed_scaling_factor,
-                softmax=cfg.softmax_router,
+                experts=cfg.n_routed_experts, **routing_of(cfg)._asdict(),
             )  # fmt: skip
             blocks.append(block)
         calls = [self.feed(block, h, routers, bias) for h in routing.inputs for block in blocks]

@@ -11,7 +11,7 @@ from nextn.bench.dev.micro.arithmetic import Shares, of_weight, shares
 from nextn.bench.dev.micro.attention_cost import attention_cost
 from nextn.bench.dev.micro.step_work import Step, visible
 from nextn.models.native import NativeModel
-from nextn.ops.cpu.library import Layer, Weight
+from nextn.ops.cpu.interface import Layer, Weight
 
 
 def step_shares(model: NativeModel, step: Step, able: Sequence[str]) -> Shares:

@@ -11,7 +11,7 @@ from nextn.bench.dev.micro.attention_cost import attention_cost
 from nextn.bench.dev.micro.op_work import Work
 from nextn.bench.dev.micro.step_work import Step, step_work
 from nextn.models.native import NativeModel
-from nextn.ops.cpu.library import Layer, Weight
+from nextn.ops.cpu.interface import Layer, Weight
 
 
 def native_step_work(model: NativeModel, step: Step) -> Work:

@@ -9,6 +9,7 @@ import torch
 from nextn.bench.dev.micro import op_work
 from nextn.bench.dev.micro.op_work import Work
 from nextn.families.config import ModelConfig
+from nextn.layers.mlp import routing_of
 from nextn.ops.reference import Reference
 
 VARIANTS = 8
@@ -38,10 +39,7 @@ class Routing:
         cfg, ops = self.cfg, Reference()
         found = 0
         for x in self.inputs:
-            ids, _ = ops.route(
-                x, self.router, torch.zeros(cfg.n_routed_experts), cfg.n_group, cfg.topk_group,
-                cfg.num_experts_per_tok, cfg.norm_topk_prob, cfg.routed_scaling_factor, cfg.softmax_router,
-            )  # fmt: skip
+            ids, _ = ops.route(x, self.router, torch.zeros(cfg.n_routed_experts), routing_of(cfg))
             found += len(ids.unique())
         return found / len(self.inputs)
 

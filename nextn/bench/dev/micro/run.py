@@ -32,7 +32,7 @@ from nextn.bench.dev.micro.tables import report, summary
 from nextn.bench.machine import this_machine
 from nextn.bench.progress import Progress
 from nextn.config import FAKE, EngineConfig, model_folder, usable_cores
-from nextn.engine.model import choose_kernels, dtype_of, ways_of
+from nextn.engine.kernels import choose_kernels, dtype_of, ways_of
 from nextn.families.config import ModelConfig
 from nextn.models.names import product_shapes
 from nextn.ops.cpu.library import choose_level
@@ -87,7 +87,7 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
     begin = time.perf_counter()
     config = on_cpu(settings.config)
     cfg = ModelConfig.from_folder(model_folder(config.model_path))
-    backend = choose_kernels(config, torch.device("cpu"), cfg.architecture)
+    backend = choose_kernels(config, torch.device("cpu"))
     native = backend == "cpu"
     if not native and settings.weights != BFLOAT16:
         raise ValueError(

@@ -18,7 +18,8 @@ from support.native_kernels import SINGLE, Pool, at_level, built_levels, linear
 from torch import Tensor
 
 from nextn.ops.cpu.coded import BLOCKS
-from nextn.ops.cpu.library import BY_BYTES, INT4, INT4Z, KINDS, WAYS, Weight, library
+from nextn.ops.cpu.interface import BY_BYTES, INT4, INT4Z, KINDS, WAYS, Weight
+from nextn.ops.cpu.library import library
 from nextn.ops.cpu.weights import PackedWeight
 from nextn.ops.stored import INT4 as INT4_NAME
 from nextn.ops.stored import Format, Stored

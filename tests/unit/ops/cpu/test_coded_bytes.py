@@ -12,7 +12,8 @@ from support.native_kernels import Pool, at_level, built_levels, linear
 from torch import Tensor
 
 from nextn.ops.cpu.coded import BLOCKS, by_bytes
-from nextn.ops.cpu.library import BY_BYTES, INT4, INT4Z, KINDS, Q6_K, WAYS, library
+from nextn.ops.cpu.interface import BY_BYTES, INT4, INT4Z, KINDS, Q6_K, WAYS
+from nextn.ops.cpu.library import library
 from tests.unit.ops.cpu.test_coded import assert_close, random
 
 LEVELS = [level for level in built_levels() if by_bytes(level)]

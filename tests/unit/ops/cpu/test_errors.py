@@ -16,6 +16,7 @@ from nextn.engine.model import make_model
 from nextn.families.config import ModelConfig
 from nextn.models.native import NativeModel
 from nextn.ops.cpu import library as native
+from nextn.ops.cpu.interface import INTERFACE
 from nextn.ops.cpu.library import NoLibrary, choose_level, library, machine_level
 
 CPU = torch.device("cpu")
@@ -123,7 +124,7 @@ def test_not_a_library(folder: Path, tmp_path: Path) -> None:
 
 def test_built_from_other_sources(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built_levels()
-    monkeypatch.setattr(native, "INTERFACE", native.INTERFACE + 1)
+    monkeypatch.setattr(native, "INTERFACE", INTERFACE + 1)
     library.cache_clear()
     try:
         with pytest.raises(NoLibrary, match="built from other sources than this nextn; install it again"):

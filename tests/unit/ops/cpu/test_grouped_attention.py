@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nextn.layers.batch import Span
 from nextn.ops.cpu.heads import grouped_heads
-from nextn.ops.cpu.library import Heads
+from nextn.ops.cpu.interface import Heads
 
 
 def entries(slots: int, of: Heads, kv_heads: int, dim: int, seed: int = 0) -> Tensor:

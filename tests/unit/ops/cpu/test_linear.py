@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.native_kernels import SINGLE, Pool, at_level, built_levels, e4m3, linear
 from torch import Tensor
 
-from nextn.ops.cpu.library import BF16, E4M3, F32, INT8
+from nextn.ops.cpu.interface import BF16, E4M3, F32, INT8
 from nextn.ops.cpu.weights import PackedWeight
 
 SHAPES = [(1, 1), (1, 2), (17, 3), (64, 64), (65, 33), (130, 200), (16, 515), (80, 1)]  # n_out, n_in

@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from nextn.ops.cpu import ways
-from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, KINDS, WAYS, library, machine_level
+from nextn.ops.cpu.interface import BF16, E4M3, F32, INT8, KINDS, WAYS
+from nextn.ops.cpu.library import library, machine_level
 from nextn.ops.cpu.ways import GAIN, ROWS, Ways, choose, describe, measure
 
 LEVEL = machine_level()[0]

@@ -10,7 +10,7 @@ from nextn.bench.dev.micro.bound import Bound
 from nextn.bench.dev.micro.formats import FORMATS
 from nextn.bench.dev.micro.op_work import Work
 from nextn.cli.bench.micro import FORMATS as OFFERED
-from nextn.ops.cpu.library import BF16, E4M3, F32, INT4, INT8, Q4_K, Weight
+from nextn.ops.cpu.interface import BF16, E4M3, F32, INT4, INT8, Q4_K, Weight
 
 AMX, BF16_PAIRS, PLAIN = (TILES, PAIRS, FLOATS), (PAIRS, FLOATS), (FLOATS,)  # what each level has
 

@@ -19,7 +19,7 @@ from nextn.bench.dev.micro.op_work import Work
 from nextn.bench.dev.micro.routing import Routing
 from nextn.config import EMBEDDED, model_folder
 from nextn.families.config import ModelConfig
-from nextn.ops.cpu.library import E4M3, INT8, Q8_0
+from nextn.ops.cpu.interface import E4M3, INT8, Q8_0
 from nextn.ops.cpu.weights import PackedWeight
 from nextn.ops.reference import Reference
 

@@ -10,7 +10,8 @@ from nextn.bench.dev.micro.step_work import Step, step_work
 from nextn.config import EMBEDDED, model_folder
 from nextn.families.config import ModelConfig
 from nextn.models.native import NativeModel
-from nextn.ops.cpu.library import BF16, NoLibrary, library
+from nextn.ops.cpu.interface import BF16
+from nextn.ops.cpu.library import NoLibrary, library
 
 CFG = ModelConfig.from_folder(model_folder(EMBEDDED))
 DECODE = Step(rows=1, end=100, chosen=1, experts=22.0)

@@ -13,7 +13,8 @@ from nextn.config import EMBEDDED, model_folder
 from nextn.families.config import ModelConfig
 from nextn.models.native import NativeModel
 from nextn.models.native_weights import W8A16
-from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, NoLibrary, Weight, library
+from nextn.ops.cpu.interface import BF16, E4M3, F32, INT8, Weight
+from nextn.ops.cpu.library import NoLibrary, library
 from nextn.ops.cpu.weights import PackedWeight
 
 CFG = ModelConfig.from_folder(model_folder(EMBEDDED))  # widths are multiples of 16, experts are not

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.thread_ranks import ThreadGroup, run_ranks
 from torch import Tensor
 
 from nextn.distributed.group import PeerGone
-from nextn.distributed.threads import ThreadGroup, run_ranks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.uint8, torch.int64)
 

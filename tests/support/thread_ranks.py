@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process, for tests. Only the transport of data differs from real ranks.
+"""Ranks that are threads of one process. Only the transport of data differs from real ranks.
 
     found = run_ranks(2, lambda group: model_of(group).forward(...))
 

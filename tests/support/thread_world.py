@@ -1,4 +1,4 @@
-"""A world whose ranks are threads of one process, for tests.
+"""A world whose ranks are threads of one process.
 
 found = run_world(4, 2, 2, lambda world: model_of(world, world.attention).forward(...))
 """
@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
+from support.thread_ranks import TIMEOUT, Meeting, ThreadGroup, run_threads
 from torch import Tensor
 
-from nextn.distributed.threads import TIMEOUT, Meeting, ThreadGroup, run_threads
 from nextn.distributed.world import Places, parts_of
 
 Found = TypeVar("Found")
@@ -27,9 +27,6 @@ class ThreadWorld(Places):
         self._meeting = meetings.all
         self.attention = ThreadGroup(rank % (self.size // groups), meetings.attention[self.group])
         self.peers = ThreadGroup(rank % self.slices, meetings.peers[self.shard])
-
-    def rows(self, own: int) -> Sequence[int]:
-        return self.by_group(self._meeting.together(self.rank, own, list))
 
     def exchange(self, parts: Sequence[Tensor], due: Sequence[int]) -> list[Tensor]:
         def read(calls: list[list[Tensor]]) -> list[Tensor]:
