@@ -18,7 +18,8 @@ import time
 import torch
 
 from nextn.ops.cpu.coded import by_bytes
-from nextn.ops.cpu.library import BY_BYTES, KINDS, WAYS, library, machine_level
+from nextn.ops.cpu.interface import BY_BYTES, KINDS, WAYS
+from nextn.ops.cpu.library import library, machine_level
 from nextn.ops.cpu.weights import PackedWeight
 
 OUTPUTS = INPUTS = 2048

@@ -30,6 +30,7 @@ from nextn.bench.dev.micro import op_work
 from nextn.bench.dev.micro.op_work import Work
 from nextn.bench.machine import slug
 from nextn.layers.batch import PackedBatch, Span
+from nextn.ops.base import Routing
 from nextn.ops.triton.ops import TritonOps
 
 V3 = Dimensions(
@@ -135,7 +136,7 @@ class Step:
         )  # fmt: skip
         router = self.rand(count, hidden, dtype=torch.float32) / hidden**0.5
         bias = torch.zeros(count, device=self.device)
-        route = partial(OPS.route, x, router, bias, s.n_group, s.topk_group, top_k, True, 2.5)
+        route = partial(OPS.route, x, router, bias, Routing(s.n_group, s.topk_group, top_k, True, 2.5))
         yield Case("route", op_work.route(t, hidden, count, top_k, 2), [route] * CALLS)
         ids, _ = route()
         distinct = min(count, t * top_k) if ids.is_meta else len(ids.unique())

@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 from nextn.bench.machine import this_machine
 from nextn.distributed.improvement import dispatched, improved
 from nextn.distributed.placement import Placement, utilisation
-from nextn.ops.cpu.library import FeedForward, library
+from nextn.ops.cpu.interface import FeedForward
+from nextn.ops.cpu.library import library
 from nextn.ops.cpu.weights import PackedWeight
 
 EXPERTS, TOP_K, HIDDEN, INNER = 64, 6, 2048, 1408
