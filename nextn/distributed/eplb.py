@@ -30,10 +30,11 @@ def balanced(counts: NDArray[Any], physical: int, shards: int, nodes: int = 1, g
     groups goes to few nodes. Otherwise the global policy, which is the same with one node and one group.
 
     - Groups and replicas are packed in order of falling load, each into the pack with the lowest load that
-    has room. - A spare slot goes to the expert with the highest load per replica. Among equal ones, to the
-    one with the fewest replicas, so that a layer without load gets different experts. - Two rules are added
-    to EPLB. A shard gets a second replica of an expert only if P leaves no other choice. A layer keeps the
-    trivial placement if the plan is not better (and the groups allow it).
+      has room.
+    - A spare slot goes to the expert with the highest load per replica. Among equal ones, to the one with the
+      fewest replicas, so that a layer without load gets different experts.
+    - Two rules are added to EPLB. A shard gets a second replica of an expert only if P leaves no other choice.
+      A layer keeps the trivial placement if the plan is not better (and the groups allow it).
 
     Deterministic: among equal choices the lowest number is taken, so all ranks plan the same from the same
     counts. Raises ValueError for sizes that do not divide.
