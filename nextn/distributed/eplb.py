@@ -33,7 +33,7 @@ def balanced(counts: NDArray[Any], physical: int, shards: int, nodes: int = 1, g
       has room.
     - A spare slot goes to the expert with the highest load per replica. Among equal ones, to the one with the
       fewest replicas, so that a layer without load gets different experts.
-    - Two rules are added to EPLB. A shard gets a second replica of an expert only if P leaves no other choice.
+    - Two rules are added to EPLB. A shard gets a second replica of an expert only if P leaves no choice.
       A layer keeps the trivial placement if the plan is not better (and the groups allow it).
 
     Deterministic: among equal choices the lowest number is taken, so all ranks plan the same from the same
