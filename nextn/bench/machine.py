@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from nextn.config import usable_cores
 from nextn.machine import cpu_model
+from nextn.ops.cpu.library import NoLibrary, able_levels
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Machine:
     cores: int  # that this process may use
     python: str
     torch: str
+    level: str = ""  # the best one of the native kernels that the CPU can run; "" where they are not built
 
     @property
     def line(self) -> str:
@@ -40,4 +42,12 @@ def this_machine() -> Machine:
         cores=usable_cores(),
         python=platform.python_version(),
         torch=importlib.metadata.version("torch"),
+        level=_level(),
     )
+
+
+def _level() -> str:
+    try:
+        return able_levels()[-1]
+    except NoLibrary:
+        return ""

@@ -73,7 +73,7 @@ BELOW = {
         "server.protocol", "server.process", "server.answers", "server.monitoring", "server.http",
         "tokenizer",
     },
-    "bench": {"machine", "tokenizer", "engine"},
+    "bench": {"machine", "tokenizer", "engine", "ops.cpu"},
     "bench.dev": {"bench", "tokenizer", "engine", "families", "distributed", "models", "layers", "ops"},
     "eval": {"bench", "tokenizer"},
     "terminal": {"bench"},
