@@ -82,8 +82,9 @@ def shared_model(
 
 
 @torch.inference_mode()
-def all_steps(model: Any, page_size: int = 4) -> list[Tensor]:
-    """Hidden states, logits, drafts and the cache: prompts, chunks, single tokens, a tree, chained drafts."""
+def all_steps(model: Any, page_size: int = 4, count: int = 4) -> list[Tensor]:
+    """Hidden states, logits, drafts and the cache: prompts, chunks, single tokens, a tree, chained drafts.
+    count: of the steps; the first two have a prompt, a chunk beside another prompt, and chained drafts."""
     cfg = model.config
     pool = KVPool(
         cfg.num_hidden_layers + model.nextn_layers,
@@ -102,7 +103,7 @@ def all_steps(model: Any, page_size: int = 4) -> list[Tensor]:
         [Span([i % vocab for i in range(37)], 0, third), Span([3], 9, first)],
     ]
     found: list[Tensor] = []
-    for spans in steps:
+    for spans in steps[:count]:
         rows = sum(len(span.tokens) for span in spans)
         hidden = model.forward(model.batch(spans, page_size), pool)
         found += [hidden[:rows].clone(), model.logits(hidden)[:rows].clone()]
