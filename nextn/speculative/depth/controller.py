@@ -2,7 +2,7 @@
 
 Requests draft where that makes more tokens per second, by what steps cost (`cost`), what drafts bring
 (`worth`) and, for each batch size, the factor by which drafts cost more than `cost` says. Trials teach it:
-some steps of the other kind, in 1 % of the time. What slows the machine slows both; their ratio counts."""
+some steps of the other kind, for 1 % of the time. What slows the machine slows both: the ratio counts."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class DepthController:
             level = median(plain)
             found = median((s / level - without) / extra for s, without, extra in some)
             self.factors[self._size] = [*self.factors[self._size], max(0.1, found)][-3 * TRIALS :]
-            self._since_trial, self._tried = 0.0, True
+            self._since_trial, self._tried, self._changed = 0.0, True, False
 
     def _factor(self) -> tuple[float, float]:
         """Mean and standard deviation: a busy machine can make any one trial say anything, so of the last
