@@ -1,6 +1,7 @@
 # make demo   sets up and runs the main job on the embedded model; DEMO_ARGS="--cpu-isa avx2 --threads 1"
 #             as on a lesser machine
 # make test   sets up and runs the tests
+# make test-all  like test, with every case of tests that have many; `make test` runs a choice of them
 # make test-native  the native kernels under the sanitizers, and their tests
 # make test-addresses  tests that call the native kernels, with a check of every address (GCC); half an hour
 # make check  linters and types
@@ -19,7 +20,7 @@ WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 
 PIP := $(BIN)/python -m pip install -q --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-native test-addresses check dist bench clean
+.PHONY: setup demo test test-all test-native test-addresses check dist bench clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.core
@@ -46,8 +47,11 @@ test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rsfE -n $(WORKERS) --max-worker-restart 0 \
 		--dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
+test-all:
+	NEXTN_ALL_CASES=1 $(MAKE) test
+
 test-native: $(VENV)/.dev
-	NEXTN_ALL_SANITIZERS=1 $(BIN)/python -m pytest -rs tests/native tests/unit/ops/cpu tests/parity/test_native_model.py $(TEST_ARGS)
+	NEXTN_ALL_CASES=1 $(BIN)/python -m pytest -rs tests/native tests/unit/ops/cpu tests/parity/test_native_model.py $(TEST_ARGS)
 
 # Sees what test_sanitizers.py cannot: rows and weights that Python hands over, which are torch's.
 ADDRESSES := build/addresses

@@ -7,7 +7,6 @@ and undefined behaviour. The last takes as long as the others together: only `ma
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.all_cases import ALL_CASES
 from support.native_build import the_build
 
 from nextn.ops.cpu.library import NoLibrary, able_levels, machine_level
@@ -33,8 +33,6 @@ SANITIZERS = {
     # The check of virtual tables reads memory from within the sanitizer, and is reported as a race itself.
     "threads": ["-fsanitize=thread,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined"],
 }
-
-ALL = bool(os.environ.get("NEXTN_ALL_SANITIZERS"))
 
 
 def level_flags(build: ModuleType, sanitizer: str) -> list[str] | None:
@@ -66,7 +64,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     quick = [QUICK] if knows(QUICK) else []
     for name, flags in SANITIZERS.items():
         level = level_flags(build, name)
-        if level is None or (name == "threads" and not ALL) or not knows(*flags, *level):
+        if level is None or (name == "threads" and not ALL_CASES) or not knows(*flags, *level):
             continue
         command = [*compiler, *FLAGS, *quick, *flags, *level]
         command += [str(HERE / "hostile.cpp"), "-o", str(folder / name)]
