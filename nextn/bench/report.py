@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,10 +44,17 @@ def notes(results: Results) -> list[str]:
     ]
 
 
+def title(points: Sequence[Point]) -> str:
+    """Loads at which automatic depth made no drafts say nothing of MTP."""
+    drafting = [p.ratio for p in points if p.auto is None or p.auto.drafting]
+    best = max(drafting, default=1.0)
+    return f"The same text, up to {best:.2f} times as fast" if best >= 1.005 else "The same text"
+
+
 def write_report(results: Results, folder: Path) -> list[Path]:
     """Writes results.json, a PNG and a self-contained page into `folder`; returns their paths."""
-    title = f"{results.model}: latency against throughput"
-    light, dark = (latency_against_throughput(title, results.points, p) for p in (LIGHT, DARK))
+    name = f"{results.model}: latency against throughput"
+    light, dark = (latency_against_throughput(name, results.points, p) for p in (LIGHT, DARK))
     files: dict[str, bytes] = {
         "latency-throughput.png": light,
         "report.html": page(results, light, dark).encode(),
@@ -69,7 +77,7 @@ def page(results: Results, light: bytes, dark: bytes) -> str:
         depths=max(1, min(DEPTHS, deepest)),
         deeper=deepest > DEPTHS,
         notes=notes(results),
-        best=max(point.ratio for point in results.points),
+        title=title(results.points),
         light=base64.b64encode(light).decode(),
         dark=base64.b64encode(dark).decode(),
         steps=[drawn(step) for step in results.completion.steps],

@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 
 from nextn.bench.plots import DARK, latency_against_throughput
-from nextn.bench.report import kind, page, write_report
+from nextn.bench.report import kind, page, title, write_report
 from nextn.bench.results import Point, Results, Side
 from nextn.drafting_state import DraftingState, drafting_words
 from nextn.stats import SpecStats
@@ -121,6 +121,14 @@ def test_page(results: Results) -> None:
         ("d7", " x"),
     ]  # fmt: skip
     assert [t for _, t in legend] == ["the model's own", *(f"draft {d}" for d in (1, 2, 3, 7))]
+
+
+def test_the_title_credits_drafts_with_what_they_made(results: Results) -> None:
+    """A load without drafts may be faster by chance."""
+    fast, slow = results.points
+    none = dataclasses.replace(fast, auto=DraftingState(False, 1, 0.94, ""))
+    assert title([none, slow]) == "The same text, up to 1.05 times as fast"
+    assert title([none]) == "The same text"
 
 
 def test_the_page_shows_four_depths_and_names_all(results: Results) -> None:
