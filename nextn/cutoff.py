@@ -42,6 +42,11 @@ class Cutoff(NamedTuple):
     passing: float
     num_steps: int = 2
 
+    @property
+    def numbers(self) -> list[float]:
+        """As kernels take them: the rates, keep, usual, each, passing."""
+        return [*self.rates, self.keep, self.usual, self.each, self.passing]
+
 
 def bins(confidence: Sequence[float]) -> bytes:
     """The bin of each guess. Without a number, as among infinite logits: bin 0.
@@ -62,8 +67,9 @@ class CutChains:
 
     def __init__(self, cutoff: Cutoff, num_steps: Sequence[int]) -> None:
         """num_steps: of each chain, at least 1."""
-        self._rates = np.array(cutoff.rates, np.float32)
-        self._keep, self._usual, self._each, self._passing = np.array(cutoff[1:5], np.float32)
+        numbers = np.array(cutoff.numbers, np.float32)
+        self._rates = numbers[:NO_GUESS]
+        self._keep, self._usual, self._each, self._passing = numbers[NO_GUESS:]
         self._num_steps = np.array(num_steps, np.int32)
         self._going = np.arange(len(num_steps))
         self._holds = np.ones(len(num_steps), np.float32)

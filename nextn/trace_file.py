@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nextn.trace import Interval, ProcessTrace
+from nextn.whole_file import unfinished
 
 Event = dict[str, Any]
 
@@ -37,19 +37,13 @@ def check_folder(folder: Path) -> None:
 def write(path: Path, traces: Sequence[ProcessTrace], about: Mapping[str, object]) -> None:
     """All in one file, which is there when it is whole. about: of the trace. Raises OSError; then there is no
     file."""
-    unfinished = path.with_name(f".{path.name}.part")
-    try:
-        with unfinished.open("xb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
-            file.write(b'{"traceEvents": [')
-            for number, event in enumerate(events(traces)):
-                file.write(b",\n" if number else b"\n")
-                file.write(json.dumps(event).encode())
-            file.write(b'\n], "displayTimeUnit": "ms", "otherData": ')
-            file.write(json.dumps(dict(about)).encode() + b"}\n")
-        os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    with unfinished(path) as part, part.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
+        file.write(b'{"traceEvents": [')
+        for number, event in enumerate(events(traces)):
+            file.write(b",\n" if number else b"\n")
+            file.write(json.dumps(event).encode())
+        file.write(b'\n], "displayTimeUnit": "ms", "otherData": ')
+        file.write(json.dumps(dict(about)).encode() + b"}\n")
 
 
 def read(path: Path) -> list[Event]:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """Yields another path to write to. At the end that file takes the place of `path`; after an exception it
+    is removed, and `path` is as it was."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Readers see the old file or the new one. Raises OSError."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
+    with unfinished(path) as part:
         part.write_bytes(content)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

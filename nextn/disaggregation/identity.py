@@ -11,11 +11,10 @@ import torch
 import nextn
 from nextn.config import FAKE, EngineConfig, model_folder
 from nextn.engine.engine import Engine
-from nextn.families.files import weight_files
+from nextn.families.digest import digest
 from nextn.ops.cpu.library import FOLDER
 
 PROTOCOL = 1  # of the messages
-SAMPLES, SAMPLE_BYTES = 64, 4096  # of a file of weights
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,24 +79,16 @@ def build_hash(isa: str) -> str:
 
 
 def fingerprint(config: EngineConfig) -> str:
-    """Tells one model from another: its config, and a little of each file of its weights."""
+    """Tells one model from another: of fake models the name, of dummy weights the config and the seed."""
     found = hashlib.sha256()
     for path in (config.model_path, config.drafter_path):
         if path is None:
             continue
         if path.partition(":")[0] == FAKE:
             found.update(path.encode())
-            continue
-        folder = model_folder(path)
-        found.update((folder / "config.json").read_bytes())
-        if config.load_format == "dummy":
+        elif config.load_format == "dummy":
+            found.update((model_folder(path) / "config.json").read_bytes())
             found.update(str(config.random_seed).encode())
-            continue
-        for file in weight_files(folder):
-            size = file.stat().st_size
-            found.update(f"{file.name} {size}".encode())
-            with file.open("rb") as weights:
-                for part in range(SAMPLES):
-                    weights.seek(size * part // SAMPLES)
-                    found.update(weights.read(SAMPLE_BYTES))
+        else:
+            found.update(digest(model_folder(path)).encode())
     return found.hexdigest()[:16]

@@ -12,7 +12,7 @@ import torch
 import nextn
 from nextn.config import EngineConfig, model_folder
 from nextn.engine.device import device_type
-from nextn.families.files import weight_files
+from nextn.families.digest import digest
 from nextn.models.fake import parse_acceptance
 from nextn.ops.cpu.library import NoLibrary, choose_level
 
@@ -22,7 +22,6 @@ OWN = {
     "speculative_draft_model_path", "speculative_token_map", "init_expert_location", "threads", "numa",
     "cpu_isa", "node_rank", "dist_init_addr", "dist_timeout", "step_cost_cache",
 }  # fmt: skip
-SAMPLE = 1 << 16  # bytes from the middle of a file
 
 
 def facts(config: EngineConfig) -> dict[str, str]:
@@ -69,22 +68,3 @@ def _whole(file: Path) -> str:
         return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
     except OSError as e:
         raise ValueError(f"{file}: cannot be read on this machine ({e.strerror})") from e
-
-
-def digest(path: Path) -> str:
-    """A digest of a model's folder, or of a file: sizes, beginnings and samples, because reading all weights
-    takes minutes. Raises ValueError if it does not exist."""
-    if not path.exists():
-        raise ValueError(f"{path}: there is no such file or folder on this machine")
-    names = ("config.json", "tokenizer.json", "token_map.json", "*.index.json")
-    files = [path] if path.is_file() else [file for name in names for file in sorted(path.glob(name))]
-    files += [] if path.is_file() else weight_files(path)
-    made = hashlib.blake2b(digest_size=8)
-    for file in files:
-        size = file.stat().st_size
-        made.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())
-        with file.open("rb") as data:
-            made.update(data.read(SAMPLE))
-            data.seek(max(0, size // 2))
-            made.update(data.read(SAMPLE))
-    return made.hexdigest()

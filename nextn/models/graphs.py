@@ -7,6 +7,7 @@ What it reads and writes are tensors that stay where they are: the batch's numbe
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,18 @@ def most_positions(longest: int) -> int:
     while most < longest:
         most *= 4
     return most
+
+
+def capture(run: Callable[[], object], memory: Any) -> torch.cuda.CUDAGraph:
+    """A graph of what `run` launches. memory: of `torch.cuda.graph_pool_handle`. Graphs that run one after
+    the other can share it."""
+    run()  # compiles kernels, which a capture must not do
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    # Another thread may wait for what a step has left meanwhile.
+    with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+        run()
+    return graph
 
 
 class Graphs:
@@ -60,16 +73,11 @@ class Graphs:
             out = self._outs[kind] = torch.empty_like(self.hidden)
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[key] = self._capture(compute, batch.on(self.numbers, longest), out)
+            on, rows = batch.on(self.numbers, longest), self.hidden[: batch.total]
+
+            def whole() -> None:
+                out[: on.rows].copy_(compute(on, rows))
+
+            graph = self._graphs[key] = capture(whole, self._memory)
         graph.replay()
         return out[: batch.rows]
-
-    def _capture(self, compute: Pass, batch: Batch, out: Tensor) -> torch.cuda.CUDAGraph:
-        n = batch.rows
-        compute(batch, self.hidden[:n])  # compiles kernels, which a capture must not do
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        # Another thread may wait for what a step has left meanwhile.
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            out[:n].copy_(compute(batch, self.hidden[:n]))
-        return graph

@@ -190,7 +190,7 @@ class NativeModel:
         struct = NxChains(
             states.buffer_info()[0], spans.buffer_info()[0], packed([c.draw for c in chains]),
             num_steps.buffer_info()[0], count, max_steps, scores.shape[1], scores.data_ptr(),
-            None if cutoff is None else CUTOFF.pack(*EDGES, *cutoff.rates, *cutoff[1:5]), cut,
+            None if cutoff is None else CUTOFF.pack(*EDGES, *cutoff.numbers), cut,
             *(out.buffer_info()[0] for out in (tokens, bins, made, kept, passes)),
         )  # fmt: skip
         self._call(self._kernels.nx_chains, self._on(pool), native_batch(batch), hidden.data_ptr(), 0, struct)

@@ -43,7 +43,7 @@ class Found:
 
     def _cutoff_at(self, cutoff: Cutoff) -> int:
         if cutoff is not self._cutoff:
-            numbers = CUTOFF.pack(*EDGES, *cutoff.rates, *cutoff[1:5])
+            numbers = CUTOFF.pack(*EDGES, *cutoff.numbers)
             self._cutoff, self._packed_cutoff = cutoff, array("B", numbers)
         return self._packed_cutoff.buffer_info()[0]
 

@@ -27,7 +27,7 @@ from nextn.ops.gather import Gathered, gathered
 from nextn.ops.naive import naive_attention
 from nextn.ops.philox import uniforms
 from nextn.ops.probe import Mode, Shape
-from nextn.ops.rotary import rotate, turn
+from nextn.ops.rotary import rotate
 
 # Of a key over the best one's, e**-64: no sum notices less, and products with it may be denormal and slow.
 LEAST_WEIGHT = 1.6e-28
@@ -170,7 +170,7 @@ class Reference:
         def turned(x: Tensor, weight: Tensor | None) -> Tensor:
             if weight is not None:
                 x = F.rms_norm(x, weight.shape, weight.float(), eps)
-            return torch.cat((x[..., :nope], turn(x[..., nope:], cos, sin)), dim=-1)
+            return torch.cat((x[..., :nope], rotate(x[..., nope:], cos, sin)), dim=-1)
 
         cache.index_copy_(0, slots, torch.cat((value, turned(key, k_norm)), dim=-1).to(cache.dtype))
         return (turned(query, q_norm) * scale).to(qkv.dtype)

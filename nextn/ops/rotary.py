@@ -6,15 +6,8 @@ import torch
 from torch import Tensor
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, heads, P] f32, cos and sin [T, P / 2] f32. A head has the same bits whichever others there are:
-    products of complex numbers have not, their vector body and scalar tail differ in the last bit."""
-    even, odd, c, s = x[..., 0::2], x[..., 1::2], cos[:, None], sin[:, None]
-    return torch.stack((even * c - odd * s, even * s + odd * c), dim=-1).flatten(-2)
-
-
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, heads, P], cos and sin [T, P / 2] f32."""
-    pairs = torch.view_as_complex(x.float().contiguous().unflatten(-1, (-1, 2)))
-    turned = pairs * torch.complex(cos, sin)[:, None]
-    return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+    """x [T, heads, P], cos and sin [T, P / 2] f32. A head has the same bits whichever others there are.
+    Products of complex numbers have not: their vector body and scalar tail differ in the last bit."""
+    even, odd, c, s = x[..., 0::2].float(), x[..., 1::2].float(), cos[:, None], sin[:, None]
+    return torch.stack((even * c - odd * s, even * s + odd * c), dim=-1).flatten(-2).to(x.dtype)

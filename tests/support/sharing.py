@@ -21,7 +21,7 @@ from nextn.models.torch_model import TorchModel
 from nextn.ops.base import Ops
 from nextn.ops.reference import Reference
 from nextn.ops.registry import make_ops
-from nextn.ops.rotary import turn
+from nextn.ops.rotary import rotate
 
 # Wide enough for columns to go by units of 64: what a BLAS computes with the same bits.
 CONFIG = tiny_config(
@@ -48,7 +48,7 @@ class ExactReference(Reference):
     def absorb(self, q: Tensor, key_up: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
         # Not by complex numbers, whose vector body and scalar tail differ in the last bit.
         nope = key_up.shape[1]
-        turned = turn(q[..., nope:].float(), cos, sin).to(q.dtype)
+        turned = rotate(q[..., nope:], cos, sin)
         return torch.cat((self.heads_matmul(q[..., :nope], key_up), turned), dim=-1) * scale
 
 

@@ -17,7 +17,7 @@ from nextn.ops.base import NO_TOKEN
 from nextn.request import SamplingParams
 from nextn.sampling.row_draws import Choosing, RowDraws
 from nextn.speculative.device.columns import INPUTS, RESULT_WIDTH
-from nextn.speculative.device.cutoff import cutoff_numbers, edges
+from nextn.speculative.device.cutoff import edges
 from nextn.speculative.device.numbers import StepMemory
 from nextn.speculative.device.plain import PlainNumbers
 from nextn.speculative.device.relay import Relay, Start, relay_row
@@ -67,7 +67,7 @@ def memory_of(requests: list[dict[str, Any]], row_align: int) -> StepMemory:
         start = Start(r["length"], n % VOCABULARY, r["draft"], r["ended"])
         row = relay_row(start, r["length"] + r["room"], PARAMS, sorted(r["end_ids"]), VOCABULARY)
         relay.rows[1 + n] = torch.from_numpy(row).to(DEVICE)
-    cutoff = torch.tensor(cutoff_numbers(CUTOFF), device=DEVICE)
+    cutoff = torch.tensor(CUTOFF.numbers, device=DEVICE)
     results = torch.full((len(requests), RESULT_WIDTH), 77, dtype=torch.int32, device=DEVICE)
     return StepMemory(relay, inputs, results, cutoff, edges(DEVICE), PAGE, row_align)
 

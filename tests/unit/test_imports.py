@@ -58,7 +58,7 @@ BELOW = {
     "server.protocol": {"disaggregation.remote"},
     "server.parsers": {"tokenizer"},
     "server.prompts": {"server.protocol", "server.parsers", "grammar", "tokenizer"},
-    "disaggregation": {"engine", "families.files", "ops", "scheduler"},
+    "disaggregation": {"engine", "families.digest", "ops", "scheduler"},
     "server.process": {"server.protocol", "distributed", "disaggregation", "engine", "grammar"},
     "server.answers": {
         "server.protocol", "server.parsers", "server.prompts", "server.process", "disaggregation",

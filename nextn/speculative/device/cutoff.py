@@ -12,13 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nextn.cutoff import EDGES, NO_GUESS, Cutoff
+from nextn.cutoff import EDGES, NO_GUESS
 
-NUMBERS = NO_GUESS + 4  # length of `cutoff_numbers`
-
-
-def cutoff_numbers(cutoff: Cutoff) -> list[float]:
-    return [*cutoff.rates, *cutoff[1:5]]
+NUMBERS = NO_GUESS + 4  # length of `Cutoff.numbers`
 
 
 def edges(device: torch.device) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from nextn.models.graphs import capture
 from nextn.speculative.device.shape import StepShape
 from nextn.speculative.device.step import DeviceStep
 
@@ -94,13 +95,7 @@ class StepGraphs:
 
     def _capture(self, shape: StepShape) -> torch.cuda.CUDAGraph:
         self._step.sent.whole.zero_()  # no requests: this run changes nothing
-        self._step.run(shape)  # compiles kernels, which a capture must not do
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        # Another thread may wait for the results of steps during the capture.
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            self._step.run(shape)
-        return graph
+        return capture(lambda: self._step.run(shape), self._memory)
 
 
 def smallest_covering(shape: StepShape, others: Iterable[StepShape]) -> StepShape | None:

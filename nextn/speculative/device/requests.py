@@ -15,7 +15,6 @@ from nextn.draft import Draft
 from nextn.sampling.penalties import penalized
 from nextn.sampling.row_draws import Choosing
 from nextn.speculative.device.columns import INPUTS
-from nextn.speculative.device.cutoff import cutoff_numbers
 from nextn.speculative.device.host_buffers import HostBuffers
 from nextn.speculative.device.relay import ENDS, WIDTH, Start, choosing_of, relay_row
 from nextn.speculative.device.step import DeviceStep
@@ -143,7 +142,7 @@ class Load:
         buffers.inputs[: requests * INPUTS] = array("i", self.inputs + idle)
         buffers.places[:requests] = array("q", places + none)
         buffers.pages[:requests] = array("i", pages + none)
-        buffers.cutoff[:] = cutoff_numbers(cutoff) if cutoff else 0.0
+        buffers.cutoff[:] = cutoff.numbers if cutoff else 0.0
         buffers.send()
 
     def _send_more(self, buffers: HostBuffers) -> None:

@@ -11,7 +11,8 @@ import torch
 from support.native_kernels import built_levels
 
 from nextn.config import EngineConfig, model_folder
-from nextn.engine.facts import digest, facts
+from nextn.engine.facts import facts
+from nextn.families.digest import digest
 from nextn.server_config import ServerConfig
 
 CONFIG = EngineConfig(tp_size=2, nnodes=2, dist_init_addr="127.0.0.1:5000")

@@ -11,8 +11,8 @@ from support.gguf_models import as_gguf
 
 from nextn.checkpoint_error import CheckpointError
 from nextn.config import EMBEDDED, EngineConfig, model_folder
-from nextn.engine.facts import digest
 from nextn.families.config import ModelConfig
+from nextn.families.digest import digest
 from nextn.families.files import checkpoint_folder
 from nextn.gguf import folder
 from nextn.gguf.files import gguf_name, is_gguf

@@ -7,7 +7,7 @@ from transformers.models.glm4_moe.modeling_glm4_moe import apply_rotary_pos_emb
 
 from nextn.families.config import ModelConfig
 from nextn.layers.head_rows import as_computed, head_order, row_order
-from nextn.ops.rotary import turn
+from nextn.ops.rotary import rotate
 
 
 def rand(*shape, seed=0):
@@ -22,15 +22,15 @@ def test_rotation(width, rotary):
     cos, sin = angle.cos(), angle.sin()
     want = apply_rotary_pos_emb(q, q, torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))[0]
     mine = q[..., order]
-    rotated = turn(mine[..., width - rotary :], cos, sin)
+    rotated = rotate(mine[..., width - rotary :], cos, sin)
     torch.testing.assert_close(torch.cat((mine[..., : width - rotary], rotated), -1), want[..., order])
 
 
 def test_a_head_has_the_same_bits_alone():
     q, angle = rand(7, 5, 10), rand(7, 5, seed=1)
-    whole = turn(q, angle.cos(), angle.sin())
+    whole = rotate(q, angle.cos(), angle.sin())
     for some in (slice(1), slice(1, 4), slice(4, 5)):
-        assert torch.equal(turn(q[:, some], angle.cos(), angle.sin()), whole[:, some])
+        assert torch.equal(rotate(q[:, some], angle.cos(), angle.sin()), whole[:, some])
 
 
 def test_which_tensors_are_reordered():

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nextn.cutoff import NO_GUESS, CutChains, Cutoff, bins
-from nextn.speculative.device.cutoff import DeviceCutChains, bins_of, cutoff_numbers, edges
+from nextn.speculative.device.cutoff import DeviceCutChains, bins_of, edges
 
 unit = st.floats(0.0, 1.0, width=32)
 cutoffs = st.builds(
@@ -26,7 +26,7 @@ def test_chains_are_those_of_the_host(cutoff, chains, data):
         return
     steps = [n for n, _ in chains]
     rule = CutChains(cutoff, [steps[i] for i in places])
-    numbers = torch.tensor(cutoff_numbers(cutoff), dtype=torch.float32)
+    numbers = torch.tensor(cutoff.numbers, dtype=torch.float32)
     on_device = DeviceCutChains(numbers, torch.tensor(steps), torch.tensor([cut for _, cut in chains]))
     for depth in range(1, 6):
         fell = data.draw(st.lists(st.integers(0, NO_GUESS), min_size=len(chains), max_size=len(chains)))
