@@ -1,17 +1,19 @@
-// Attention over the paged cache: absorbed multi-head latent attention (MLA, arXiv 2405.04434) and grouped queries
-// (GQA, arXiv 2305.13245).
+// Attention over the paged cache: absorbed multi-head latent attention (MLA, arXiv 2405.04434) and
+// grouped-query attention (GQA, arXiv 2305.13245).
 //
-// MLA's entry is [latent (R) | rotated key (P)], D = R + P, padded with zeros to a multiple of 32. It is the
-// key of every head, and its first R columns are the value. GQA's has [value | key] for each key-value head, both
-// padded likewise. So all query heads that share a key-value head, a group, see entries of one kind: a value at
-// the beginning, and a key that is all of it or what follows (NxHeads).
+// An entry of MLA is [latent (R) | rotated key (P)], D = R + P, padded with zeros to a multiple of 32. It is
+// the key of every head, and its first R columns are the value. An entry of GQA is [value | key] for each
+// key-value head, both padded the same way. All query heads that share a key-value head form a group. A group
+// reads one part of an entry: the value is at its beginning, and the key is the whole part (MLA) or follows the
+// value (GQA). NxHeads says which.
 //
-// Keys are taken in absolute blocks of 256 positions: scores, maximum, exponentials, their sum and the weighted
-// values of a block depend on the query and the block alone, and blocks are combined from the first to the last. So a
-// query's bits depend neither on who computes which block nor on the queries beside it. A node of a draft tree is a
-// span of its own, whose last keys lie in slots that are listed: it meets the same keys at the same positions as it
-// would in a chain, so its bits do not depend on the tree either. Up to the block in which the tree begins, all nodes
-// see the same keys, and are the queries of one span; from there on each meets the keys of its own path.
+// Keys are read in absolute blocks of 256 positions. The scores, maximum, exponentials, their sum and the
+// weighted values of a block depend on the query and the block alone, and blocks are combined from first to
+// last. So a query's bits do not depend on the thread that computes a block or on the other queries. A node of
+// a draft tree is a span of its own; the slots of its last keys are listed. It reads the same keys at the same
+// positions as it would in a chain, so its bits do not depend on the tree either. In the blocks before the tree
+// begins, all nodes see the same keys, and they are computed as the queries of one span. From that block on,
+// each node reads the keys of its own path.
 //
 // (Block-wise softmax: Milakov and Gimelshein, arXiv 1805.02867.)
 #pragma once
@@ -24,25 +26,26 @@
 
 namespace {
 
-// Queries [from, from + n) of a span and a group, or of a tree's from its first on, over all their blocks of keys, or
-// over one.
+// Queries [from, from + n) of a span and a group, over all their blocks of keys or over one block. For a tree,
+// queries are counted over all its nodes, from its first span on.
 struct AttentionTask {
     int span, group, from, n;
-    int block;      // where it is one
-    int64_t place;  // of its sums in parts
+    int block;      // in pieces only
+    int64_t place;  // in pieces only: where its sums are in `parts`
 };
 
 inline int64_t padded_queries(int n) { return (n + 15) / 16 * 16; }
-// Tiles write 16 at a time, and the last node's queries may begin at any of a task's n.
+// Tiles write 16 queries at a time, and the last node's queries can begin at any of a task's n.
 inline int64_t written_queries(int n) { return n + 15; }
 
-// Where attention's values go: of a row, the columns that are wanted of each of its heads, one after another.
+// Where attention writes its results: the first `columns` columns of each head of a row, head after head.
 struct MixedRows {
     uint16_t* data;
     int64_t stride;  // elements from row to row
 };
 
-// Of `rows` rows in all. q [groups, rows, heads, key] bf16, scaled. Scratch for every thread; parts: grown as needed.
+// spans [count] have `rows` rows together. q [groups, rows, heads, key] bf16, scaled. scratch: one for each
+// thread. parts: grown as needed.
 inline void attention(Pool& pool, const Span* spans, int count, int64_t rows, const Cache& cache, const NxHeads& of,
                       const uint16_t* q, std::vector<Scratch>& scratch, std::vector<Line>& parts,
                       const MixedRows& out) {
@@ -59,7 +62,7 @@ inline void attention(Pool& pool, const Span* spans, int count, int64_t rows, co
         }
         return total * of.groups;
     };
-    // Large tasks share the work on their keys, many keep the threads busy.
+    // Large tasks share the work on their keys; many tasks keep all threads busy.
     int size = QUERIES;
     while (size > LEAST_QUERIES && tasks_of(size, true) < 4 * pool.threads()) size /= 2;
     const bool few = tasks_of(size, false) < 2 * pool.threads();
@@ -81,7 +84,7 @@ inline void attention(Pool& pool, const Span* spans, int count, int64_t rows, co
             }
         }
     const std::vector<AttentionTask>&tasks = whole, &pieces = cut;
-    // The queries of a group from number `from` of a span on.
+    // The queries of a group, from query `from` of a span on.
     const auto queries = [&](int span, int group, int from) {
         return q + ((group * rows + spans[span].first) * heads + from) * of.key;
     };
@@ -99,7 +102,7 @@ inline void attention(Pool& pool, const Span* spans, int count, int64_t rows, co
             attend_block(own, s, heads, task.from, task.n, begin, rank, to, found);
             return;
         }
-        // Node by node, first to last: what tiles write behind a node's queries, the next node's write over.
+        // Node by node, in order: what tiles write behind a node's queries is overwritten by the next node.
         for (int done = 0, n; done < task.n; done += n) {
             const int at = task.span + (task.from + done) / heads;
             const Span& node = spans[at];
@@ -110,11 +113,11 @@ inline void attention(Pool& pool, const Span* spans, int count, int64_t rows, co
             attend_block(own, node, heads, from, n, begin, rank, to + int64_t(done) * rank, found + done);
         }
     };
-    int64_t cost = 0;  // entries are read once for 16 queries
+    int64_t cost = 0;  // an entry is read once for 16 queries
     const int64_t entry = of.key_at + of.key;
     for (int i = 0; i < count; i += spans[i].nodes)
         cost += int64_t(spans[i].start + spans[i].rows) * entry * 2 * ((spans[i].all_rows() * heads + 15) / 16);
-    // Scores, exponentials and mixing take several times what the reading takes.
+    // Scores, exponentials and weighting of values take several times as long as reading.
     cost *= 4 * of.groups;
     pool.for_each(int(tasks.size()), [&](int t, int thread) {
         const AttentionTask& task = tasks[t];

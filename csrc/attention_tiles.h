@@ -1,21 +1,22 @@
 // A block of attention in AMX tiles.
 //
-// Scores: 16 keys are a tile as they lie in the cache, 16 queries are one when their pairs of columns are turned, so
-// the product is [keys][queries]; it is turned back for the softmax. Values: 32 weights of a query are the row of a
-// tile, 32 keys by 16 columns are one when pairs of keys are interleaved, which is done once for all queries of a task.
+// Scores: 16 keys are a tile in the form in which they are in the cache. 16 queries become a tile when their
+// pairs of columns are transposed, so the product is [keys][queries]. It is transposed back for the softmax.
+// Values: 32 weights of a query are a row of a tile. 32 keys by 16 columns become a tile when pairs of keys are
+// interleaved, which is done once for all queries of a task.
 //
-// A query is a column of one product and a row of the other, and meets the other queries in neither. The sums of a
-// tile have one order (tiles.h), keys lie in tiles by absolute position, and tiles of nothing but zeros add nothing: so
-// a query's bits are the same alone and among others.
+// A query is a column of one product and a row of the other, and no other query enters its sums. The sums of a
+// tile have one order (tiles.h), keys are in tiles by absolute position, and tiles of zeros add nothing. So a
+// query has the same bits alone and beside others.
 #pragma once
 #include "latent.h"
 #include "tiles.h"
 
 namespace {
 
-constexpr int QUERIES = 128;  // query vectors (a row's head) of a task, at most
-constexpr int LEAST_QUERIES = 32;  // that a task is cut down to: they are worked on together
-constexpr int TILE_KEYS = 2 * TILE_WORDS;  // of a tile of weights or values
+constexpr int QUERIES = 128;  // maximum of query vectors (one head of a row) in a task
+constexpr int LEAST_QUERIES = 32;  // minimum to which tasks are cut: this many are computed together
+constexpr int TILE_KEYS = 2 * TILE_WORDS;  // keys in a tile of weights or values
 
 struct KeyTile {
     const uint16_t* data;
@@ -28,16 +29,17 @@ struct Scratch {
     alignas(64) uint16_t weights[LEAST_QUERIES][KEYS];  // bf16
     KeyTile keys[KEYS / TILE_ROWS];
     std::vector<Line> queries;   // [16 queries][tiles of a key][pairs of columns] lines
-    std::vector<Line> gathered;  // [keys][a head's entry] bf16, of tiles whose keys do not lie one after another
-    std::vector<Line> values;    // [32 keys][columns / 16][pairs of keys] lines, where `once`
+    std::vector<Line> gathered;  // [keys][a head's entry] bf16: tiles of keys that are not contiguous in the cache
+    std::vector<Line> values;    // [32 keys][columns / 16][pairs of keys] lines, if `once`
     std::vector<Line> sums;
-    int taken, steps;  // queries; tiles of a key
-    int key_at;        // where in an entry the key begins
+    int taken, steps;  // number of queries; tiles of a key
+    int key_at;        // first column of the key in an entry
     int count;         // keys
-    bool once;         // values are interleaved when keys are taken, for several readers; else when they are read
+    bool once;         // interleave values when keys are taken, for several readers; else when they are read
 };
 
-// out[i * stride + 0 .. 16] <- words i of row(0) .. row(15), for i < n rounded up to a multiple of 4.
+// Transposes: out[i * stride + 0 .. 16] <- words i of row(0) .. row(15), for i < n rounded up to a multiple of
+// 4.
 template <class Row> inline void turn(const Row& row, int n, float* out, int64_t stride) {
     for (int i = 0; i < n; i += 4) {
         vf a[4];  // lane l of 128 bits: words i .. i + 4 of row 4 l + j
@@ -58,7 +60,8 @@ template <class Row> inline void turn(const Row& row, int n, float* out, int64_t
     }
 }
 
-// n queries [n][width]; what fills up the last 16 is read by nobody.
+// Transposes n queries q [n][width] into tiles. The rows that fill up the last 16 are copies of the last query;
+// no result of theirs is used.
 inline void take_queries(Scratch& s, const uint16_t* q, int n, int width) {
     s.taken = n;
     s.steps = width / TILE_KEYS;
@@ -71,8 +74,8 @@ inline void take_queries(Scratch& s, const uint16_t* q, int n, int width) {
             }, TILE_WORDS, to, TILE_WORDS);
 }
 
-// to [columns / 16][16 pairs of keys] lines <- columns [from, from + columns) of the values of the block's keys 32 * tile
-// and on. What lies behind the last key may be anything, and counts as zeros.
+// to [columns / 16][16 pairs of keys] lines <- columns [from, from + columns) of the values of 32 keys of the
+// block, from key 32 * tile on. Keys from `count` on are taken as zeros, whatever is in memory.
 inline void interleave(const Scratch& s, int tile, int from, int columns, float* to) {
     for (int i = 0; i < TILE_KEYS; i += 2, to += 16) {
         const int key = tile * TILE_KEYS + i;
@@ -88,10 +91,10 @@ inline void interleave(const Scratch& s, int tile, int from, int columns, float*
     }
 }
 
-// Keys at positions begin .. begin + count of the span; begin is a multiple of 32.
+// Takes the keys at positions begin .. begin + count of the span. begin: a multiple of 32.
 inline void take_keys(Scratch& s, const Span& span, const Cache& cache, const NxHeads& heads, int begin, int count) {
     const int width = heads.key_at + heads.key, rank = heads.value, tiles = (count + TILE_KEYS - 1) / TILE_KEYS;
-    const bool one_head = cache.width == heads.stride;  // else a tile's rows would fall into few sets of a cache
+    const bool one_head = cache.width == heads.stride;  // else a tile's rows would fall into few sets of a CPU cache
     s.key_at = heads.key_at;
     uint16_t* gathered = reinterpret_cast<uint16_t*>(room(s.gathered, int64_t(tiles) * TILE_KEYS * width / 2));
     for (int j = 0; j < tiles * TILE_KEYS; j += TILE_ROWS) {
@@ -114,7 +117,7 @@ inline void take_keys(Scratch& s, const Span& span, const Cache& cache, const Nx
     for (int t = 0; t < tiles; ++t) interleave(s, t, 0, rank, values + int64_t(t) * TILE_WORDS * rank);
 }
 
-// scores <- of up to 16 (Two: 17 to 32) queries over `count` keys.
+// s.scores <- the scores of up to 16 queries (Two: 17 to 32) over `count` keys.
 template <bool Two> inline void score_block(Scratch& s, const float* q, int queries, int count) {
     const int tiles = (count + TILE_ROWS - 1) / TILE_ROWS, last = tiles - 1;
     const auto turned = [&](int product, int tile, int from, int n) {
@@ -166,7 +169,7 @@ template <bool Two> inline void score_block(Scratch& s, const float* q, int quer
     }
 }
 
-// e**x for x <= 0, relative error below 3e-7 + 1e-7 |x|.
+// e**x for x <= 0, with a relative error below 3e-7 + 1e-7 |x|.
 inline vf exp_below(vf x) {
     const vf t = max(mul(x, splat(1.44269504088896341f)), splat(-200.f));
     const vf n = _mm512_roundscale_ps(t, 8), r = sub(t, n);
@@ -179,7 +182,7 @@ inline vf exp_below(vf x) {
     return _mm512_scalef_ps(p, n);
 }
 
-// Weights of the first `open` of the scores, and zeros up to `padded`, a multiple of 32.
+// weights <- the softmax weights of the first `open` scores, then zeros up to `padded`, a multiple of 32.
 inline Softmax soften(const float* scores, int open, int padded, uint16_t* weights) {
     const vf never = splat(-INFINITY);
     const int full = open / TILE_KEYS * TILE_KEYS;
@@ -201,7 +204,7 @@ inline Softmax soften(const float* scores, int open, int padded, uint16_t* weigh
     }
     const vf best = splat(m);
     const vi ones = splat_word(0x3f803f80);
-    vf total = zero();  // of what the values are multiplied by
+    vf total = zero();  // of the rounded weights, by which the values are multiplied
     const auto put = [&](int j, vf a, vf b) {
         const vi pair = (vi)_mm512_cvtne2ps_pbh(b, a);
         _mm512_store_si512(weights + j, pair);
@@ -219,7 +222,8 @@ inline Softmax soften(const float* scores, int open, int padded, uint16_t* weigh
     return {m, sum(total)};
 }
 
-// out [16][rank] (Two: [32][rank]), columns [from, from + 16 Columns) <- weights times values of `tiles` times 32 keys.
+// out [16][rank] (Two: [32][rank]), columns [from, from + 16 Columns) <- weights times the values of `tiles`
+// times 32 keys.
 template <bool Two, int Columns> inline void mix_columns(const Scratch& s, int tiles, int rank, int from, float* out) {
     alignas(64) float own[2][Columns * 256];
     const int64_t line = int64_t(rank) * 4;
@@ -261,8 +265,9 @@ template <bool Two, int Columns> inline void mix_columns(const Scratch& s, int t
     settle();
 }
 
-// The n queries that were taken, from query `from` of the span on, over the block of keys that was taken, which
-// begins at position `begin`. out [n up to a multiple of 16][rank]: columns in the order that store_columns undoes.
+// Attention of the n queries that were taken, from query `from` of the span on, over the block of keys that was
+// taken, which begins at position `begin`. out [n rounded up to a multiple of 16][rank]: columns in the order
+// that store_columns restores.
 inline void attend_block(Scratch& s, const Span& span, int heads, int from, int n, int begin, int rank, float* out,
                          Softmax* found) {
     configure(2 * TILE_ROWS);

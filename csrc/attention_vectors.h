@@ -1,5 +1,6 @@
-// A block of attention in vector registers: 16 queries at a time. By dot products of bf16 pairs where the level has them;
-// else by f32 multiply-adds, in the same order, with the queries and weights widened once for all keys.
+// A block of attention in vector registers, 16 queries at a time. If the level has dot products of bf16 pairs,
+// it uses those. Otherwise it uses f32 multiply-adds in the same order, with the queries and weights widened
+// once for all keys.
 #pragma once
 #include <type_traits>
 
@@ -7,29 +8,29 @@
 
 namespace {
 
-constexpr int QUERIES = 16;  // query vectors (a row's head) of a task, at most
-constexpr int LEAST_QUERIES = QUERIES;  // that a task is cut down to
+constexpr int QUERIES = 16;  // maximum of query vectors (one head of a row) in a task
+constexpr int LEAST_QUERIES = QUERIES;  // minimum to which tasks are cut
 
 struct Scratch {
     alignas(64) float scores[QUERIES][KEYS];
 #if defined(__AVX512BF16__)
     alignas(64) uint32_t weights[QUERIES][KEYS / 2];  // pairs of bf16
 #else
-    alignas(64) float weights[QUERIES][KEYS];         // that bf16 holds
+    alignas(64) float weights[QUERIES][KEYS];         // exact in bf16
 #endif
     const uint16_t* queries[QUERIES];
     const uint16_t* keys[KEYS + 4];
-    int words;   // of a query and of a key
-    int key_at;  // where in an entry the key begins
+    int words;   // in a query and in a key
+    int key_at;  // first column of the key in an entry
     std::vector<Line> sums, wide, gathered;  // gathered [keys][a head's entry] bf16
 };
 
-// n queries [n][width].
+// Takes n queries q [n][width].
 inline void take_queries(Scratch& s, const uint16_t* q, int n, int width) {
     for (int i = 0; i < n; ++i) s.queries[i] = q + int64_t(i) * width;
     s.words = width / 2;
 #if !defined(__AVX512BF16__)
-    float* to = room(s.wide, int64_t(n) * width);  // of 16 pairs the even elements, then the odd ones
+    float* to = room(s.wide, int64_t(n) * width);  // for each 16 pairs: the even elements, then the odd ones
     for (int64_t at = 0; at < int64_t(n) * width; at += 32) {
         const vi pairs = words(q + at);
         store(to + at, low(pairs));
@@ -38,7 +39,7 @@ inline void take_queries(Scratch& s, const uint16_t* q, int n, int width) {
 #endif
 }
 
-// Keys at positions begin .. begin + count of the span.
+// Takes the keys at positions begin .. begin + count of the span.
 inline void take_keys(Scratch& s, const Span& span, const Cache& cache, const NxHeads& heads, int begin, int count) {
     s.key_at = heads.key_at;
     int j = 0;
@@ -50,8 +51,8 @@ inline void take_keys(Scratch& s, const Span& span, const Cache& cache, const Nx
     }
     for (; j < count; ++j) s.keys[j] = cache.entry(span, begin + j);
     if (cache.width != heads.stride) {
-        // One head's part of long entries: its lines, an entry apart, fall into few sets of a cache, and are read again
-        // and again for queries and columns. So they are put together first.
+        // One head's part of long entries: these lines are one entry apart, so they fall into few sets of a CPU
+        // cache, and they are read again for all queries and columns. So they are copied together first.
         const int n = heads.key_at + heads.key;
         uint16_t* to = reinterpret_cast<uint16_t*>(room(s.gathered, int64_t(KEYS) * n / 2));
         for (int i = 0; i < count; ++i) {
@@ -65,12 +66,12 @@ inline void take_keys(Scratch& s, const Span& span, const Cache& cache, const Nx
 #if defined(__AVX512BF16__)
 constexpr int SCORE_QUERIES = 4, SCORE_KEYS = 4, KEYS_AT_ONCE = 4;
 #elif defined(__AVX512F__)
-constexpr int SCORE_QUERIES = 8, SCORE_KEYS = 2, KEYS_AT_ONCE = 2;  // a key's words are widened for all of these queries
+constexpr int SCORE_QUERIES = 8, SCORE_KEYS = 2, KEYS_AT_ONCE = 2;  // a key's words are widened once for all of them
 #else
-constexpr int SCORE_QUERIES = 4, SCORE_KEYS = 4, KEYS_AT_ONCE = 2;  // sums, part by part, that 16 registers hold
+constexpr int SCORE_QUERIES = 4, SCORE_KEYS = 4, KEYS_AT_ONCE = 2;  // these sums, part by part, fit into 16 registers
 #endif
 
-// to [A][SCORE_KEYS] <- products, lane by lane, of the queries with numbers i[0], i[1], ... and the keys from j on.
+// to [A][SCORE_KEYS] <- lane-wise products of the queries i[0], i[1], ... with the keys from j on.
 template <int A, int B> inline void score_some(const Scratch& s, const int* i, int j, vf* to) {
     const uint16_t* keys[B];
     NX_UNROLL for (int b = 0; b < B; ++b) keys[b] = s.keys[j + b] + s.key_at;
@@ -112,7 +113,7 @@ template <int A, int B> inline void score_some(const Scratch& s, const int* i, i
 #endif
 }
 
-// Scores of up to 16 queries over `count` keys.
+// s.scores <- the scores of up to 16 queries over `count` keys.
 inline void score_block(Scratch& s, int queries, int count) {
     constexpr int A = SCORE_QUERIES, B = SCORE_KEYS;
     for (int i = 0; i < queries; i += A) {
@@ -128,7 +129,7 @@ inline void score_block(Scratch& s, int queries, int count) {
     }
 }
 
-// Exponentials of one query's scores as bf16 weights; keys from `count` on weigh nothing.
+// weights <- the exponentials of one query's scores, in bf16. Keys from `count` on have weight 0.
 template <class Weight> inline Softmax soften(float* scores, int count, Weight* weights) {
     const vf never = splat(-INFINITY);
     for (int j = count; j < KEYS; ++j) scores[j] = -INFINITY;
@@ -137,7 +138,7 @@ template <class Weight> inline Softmax soften(float* scores, int count, Weight* 
     for (int j = 0; j < used; j += 16) top = max(top, load(scores + j));
     const float m = largest(top);
     if (m == -INFINITY) return {m, 0.f};
-    if (m != m) return {m, m};  // NaN: so is the query's result, whatever its weights
+    if (m != m) return {m, m};  // NaN: the query's result is NaN with any weights
     vf total = zero();
     for (int j = 0; j < used; j += 16) {
         alignas(32) uint16_t halves[16];
@@ -145,7 +146,7 @@ template <class Weight> inline Softmax soften(float* scores, int count, Weight* 
         const vf rounded = widen_bf16(halves);
         if constexpr (std::is_same_v<Weight, float>) store(weights + j, rounded);
         else memcpy(weights + j / 2, halves, sizeof halves);
-        total = add(total, rounded);  // the sum of what the values are multiplied by
+        total = add(total, rounded);  // of the rounded weights, by which the values are multiplied
     }
     return {m, sum(total)};
 }
@@ -153,10 +154,10 @@ template <class Weight> inline Softmax soften(float* scores, int count, Weight* 
 #if defined(__AVX512F__)
 constexpr int MIX_QUERIES = 8;
 #else
-constexpr int MIX_QUERIES = 4;  // two registers of sums each, of 16
+constexpr int MIX_QUERIES = 4;  // with two registers of sums each, of 16
 #endif
 
-// 32 columns of the weighted values of M queries.
+// out, 32 columns of M queries <- weights times values.
 template <int M>
 inline void mix_rows(const Scratch& s, int i, int pairs, int rank, int column, float* out) {
 #if defined(__AVX512BF16__)
@@ -216,18 +217,18 @@ inline void mix_block(const Scratch& s, int queries, int count, int rank, float*
         }
 }
 
-// The n queries that were taken, from query `from` of the span on, over the block of keys that was taken, which
-// begins at position `begin`. out [n][rank]: columns in the order that store_columns undoes.
+// Attention of the n queries that were taken, from query `from` of the span on, over the block of keys that was
+// taken, which begins at position `begin`. out [n][rank]: columns in the order that store_columns restores.
 inline void attend_block(Scratch& s, const Span& span, int heads, int from, int n, int begin, int rank, float* out,
                          Softmax* found) {
     const int count = keys_seen(span, from + n - 1, heads, begin);
     score_block(s, n, count);
     for (int i = 0; i < n; ++i) {
         const int open = keys_seen(span, from + i, heads, begin);
-        // Weights past `open` must be 0 as far as the block's values are read.
+        // Weights past `open` have to be 0 as far as the block's values are read.
         found[i] = soften(s.scores[i], open, s.weights[i]);
         const int written = found[i].total == 0.f ? 0 : (open + 31) / 32 * 32, all = (count + 31) / 32 * 32;
-        constexpr int each = sizeof s.weights[0] / sizeof s.weights[0][0];  // of KEYS
+        constexpr int each = sizeof s.weights[0] / sizeof s.weights[0][0];  // elements for KEYS keys
         for (int j = written * each / KEYS; j < all * each / KEYS; ++j) s.weights[i][j] = 0;
     }
     mix_block(s, n, count, rank, out);

@@ -3,8 +3,8 @@
 python csrc/build.py              # every level of this machine's architecture, as for a wheel
 python csrc/build.py --runnable   # the levels that this machine can run, as for an editable install
 
-Needs a C++17 compiler: $CXX, or c++, g++ or clang++ from the path. Without one nextn runs on plain torch.
-A library whose sources, flags and compiler are those it was made of is left as it is.
+Needs a C++17 compiler: $CXX, or c++, g++ or clang++ on the path. Without one nextn runs on plain torch.
+A library is compiled again only if its sources, its flags or the compiler have changed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ LEVELS: dict[str, list[str]] = {
     "avx512bf16": [*AVX512, "-mavx512bf16"],
     "amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
 }
-# Prints the number of the best level that the machine runs.
+# A program that prints the number of the best level that the machine can run.
 PROBE = '#include <cstdio>\n#include "machine.h"\nint main() { std::printf("%d", machine_level()); }\n'
 
 
 class NoCompiler(Exception):
-    """There is no C++ compiler, or it cannot build for this machine; the text says what happened."""
+    """There is no C++ compiler, or it cannot build for this machine. The text gives the reason."""
 
 
 def compiler() -> str:
@@ -50,14 +50,14 @@ def compiler() -> str:
 
 
 def origin(cxx: list[str]) -> bytes:
-    """What every library is made of besides its flags: the compiler's version and the sources."""
+    """The compiler's version and the sources, with their names: the part of a key that all levels share."""
     version = subprocess.run([*cxx, "--version"], capture_output=True).stdout
     sources = sorted(path for path in SOURCE.iterdir() if path.suffix in (".h", ".cpp"))
     return version + b"".join(path.name.encode() + b"\0" + path.read_bytes() for path in sources)
 
 
 def runnable(cxx: list[str]) -> list[str]:
-    """The levels that this machine can run; all where that cannot be found out."""
+    """The levels that this machine can run. All levels if the probe does not compile or run."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder) / "probe"
@@ -70,8 +70,13 @@ def runnable(cxx: list[str]) -> list[str]:
 
 
 def build(target: Path = TARGET, extra: list[str] | None = None, all_levels: bool = True) -> list[Path]:
-    """Compiles what is not up to date: all levels of this machine's architecture, or those that the machine
-    can run. Returns the libraries that are up to date. Raises NoCompiler."""
+    """Compiles the libraries that are not up to date.
+
+    all_levels: all levels of this machine's architecture, else those that the machine can run. extra: more
+    flags.
+    Returns the libraries that are up to date at the end. Raises NoCompiler if there is no compiler, or if the
+    portable level does not compile.
+    """
     cxx = compiler().split()
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     target.mkdir(parents=True, exist_ok=True)
@@ -89,17 +94,17 @@ def build(target: Path = TARGET, extra: list[str] | None = None, all_levels: boo
         if library.exists() and key.exists() and key.read_text() == wanted:
             return library
         if level not in levels:
-            library.unlink(missing_ok=True)  # of other sources
+            library.unlink(missing_ok=True)  # it was made from other sources
             return None
         found = subprocess.run(command, capture_output=True, text=True)
         if found.returncode == 0:
-            key.unlink(missing_ok=True)  # never beside a library that it is not the key of
+            key.unlink(missing_ok=True)  # a key must never be beside another build's library
             part.replace(library)
             key.write_text(wanted)
             return library
         if level == "portable":
             raise NoCompiler(f"{' '.join(command)} failed:\n{found.stderr[-2000:]}")
-        library.unlink(missing_ok=True)  # an older compiler that does not know the level
+        library.unlink(missing_ok=True)  # an older compiler does not know the level
         return None
 
     with ThreadPoolExecutor() as threads:

@@ -1,8 +1,9 @@
-// Rows as bytes: each cell of a row divided by its largest value, in whole numbers from -127 to 127, as llama.cpp has
-// them (its Q8_0 and Q8_K). They meet few-bit codes in dot products of bytes (coded_bytes.h).
+// Rows as bytes: the inputs of each cell as integers from -127 to 127, with the cell's largest absolute value
+// as 127, as in llama.cpp's Q8_0 and Q8_K. Their dot products with few-bit codes are dot products of bytes
+// (coded_bytes.h).
 //
-// The inputs are rounded to 8 bits: that is what llama.cpp computes from the same files. The other ways of multiplying
-// such weights take inputs in bf16.
+// The inputs are rounded to 8 bits: llama.cpp computes the same from the same files. The other ways to multiply
+// few-bit weights take inputs in bf16.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -28,10 +29,11 @@ inline bool by_bytes_here() { return false; }
 #if defined(NX_BYTES)
 namespace {
 
-// What stands for 0 among the codes as they are multiplied; those of 8 bits are stored with 128 added.
+// The code that stands for 0 in the product. Codes of 8 bits are stored with 128 added.
 inline int byte_zero(const CodedLayout& l) { return l.bits == 8 ? 128 : int(l.zero); }
 
-// The order in which codes come out of their words (coded_bytes.h), of a cell's first 16 inputs and of its next.
+// The order in which codes come out of their words (coded_bytes.h): half 0 for the first 16 inputs of a cell,
+// half 1 for the next 16.
 inline const int8_t* byte_order(int bits, int half) {
     static const int8_t eight[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     static const int8_t six[16] = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};
@@ -61,8 +63,8 @@ class ByteRows {
     }
     int inputs() const { return inputs_; }
     int cells() const { return cells_; }
-    // Of a row: its words of four bytes, and of each of its cells the scale, what a sum of products starts at (the
-    // codes' zero comes off there; whole numbers), and the sum of the inputs.
+    // words: a row's inputs, four in a word. For each cell of a row: scale; start, the integer at which its sum
+    // of products starts, so that the codes' zero is subtracted; sums, the sum of the inputs.
     const int32_t* words(int i) const { return reinterpret_cast<const int32_t*>(bytes_.data() + size_t(i) * n_in_); }
     const float* scale(int i) const { return scales_.data() + size_t(i) * cells_ * 3; }
     const int32_t* start(int i) const { return reinterpret_cast<const int32_t*>(scale(i) + cells_); }
@@ -74,7 +76,7 @@ class ByteRows {
         for (int k = 0; k < inputs_; k += 16) {
             const vf v = widen_bf16(x + k);
             top = max(top, _mm512_abs_ps(v));
-            open = fma(v, zero(), open);  // NaN where an input is not finite
+            open = fma(v, zero(), open);  // NaN if an input is not finite
         }
         const float most = largest(top);
         const vf each = splat(most > 0.f ? 127.f / most : 0.f);

@@ -1,25 +1,25 @@
-// The cells of a panel: inputs that share a scale. Weights without scales are one cell.
+// The cells of a panel. A cell is the inputs that share a scale. Weights without scales are one cell.
 #pragma once
 #include "lines.h"
 
 namespace {
 
-// What a cell's sum starts at, and what becomes of it when it is complete.
+// How the sum of a cell starts, and how it is added to the output when it is complete:
 //
-//     PLAIN    0; it is the output
-//     SCALED   0; scale * sum is added to the output
-//     STARTED  start * the sum of the row's inputs; scale * sum is added
-//     MINS     likewise, and min * the sum of the row's inputs
+//     PLAIN    starts at 0; the sum is the output
+//     SCALED   starts at 0; scale * sum is added to the output
+//     STARTED  starts at start * (sum of the row's inputs in the cell); scale * sum is added
+//     MINS     as STARTED; min * (sum of the row's inputs in the cell) is added too
 enum Form { PLAIN, SCALED, STARTED, MINS };
 
-struct CellScale {  // of 16 outputs
+struct CellScale {  // for 16 outputs
     vf scale, start, min;
 };
 
 struct Cells {
     const uint8_t* data;
     const float* scales;
-    const CodedLayout* coded;  // null: scales lie for themselves, or there are none
+    const CodedLayout* coded;  // null: scales are in an array of their own, or there are none
     int kind, V, block, n_in, inputs, count;
 
     Cells(const NxWeight& w, const Panel& panel)

@@ -1,8 +1,10 @@
-// Rows times a panel in vector registers. Every output is one chain of additions over the k of a cell, and one over the
-// cells, from first to last, whatever the number of rows and threads. That is all that row invariance needs.
+// Rows times a panel in vector registers. Every output is one chain of additions over the k of a cell, and one
+// chain over the cells, from first to last, for any number of rows and threads. Row invariance needs nothing
+// else.
 //
-// Few rows meet a panel's numbers in the registers in which they are made. For more, a chunk of k is widened into a
-// scratch in the first-level cache, where all rows meet it, six by 64 outputs at a time.
+// A few rows are multiplied directly: the panel's numbers stay in the registers in which they are made. For
+// more rows, a chunk of k is widened into a scratch buffer in the first-level cache, and all rows are
+// multiplied by it there, six by 64 outputs at a time.
 #pragma once
 #include "cells.h"
 #include "coded_bytes.h"
@@ -15,10 +17,10 @@ constexpr int CHAIN_ROWS = 2;       // less code, for the sanitizers
 #else
 constexpr int CHAIN_ROWS = 6;       // 6 x 4 accumulators, 4 weights and spares of 32 registers
 #endif
-constexpr int ROWS_TOGETHER = 96;   // that meet a chunk while it is in the cache: their sums are in the second level
+constexpr int ROWS_TOGETHER = 96;   // rows per chunk while it is in the cache: their sums are in the second level
 #if defined(__AVX512F__)
-constexpr int ABREAST = 4;          // vectors of outputs that rows of a chunk meet at a time
-constexpr int CHUNK_WORDS = 64;     // of k, unless a cell of few-bit codes has more: it is not cut
+constexpr int ABREAST = 4;          // vectors of outputs that rows are multiplied by at a time
+constexpr int CHUNK_WORDS = 64;     // words of k, unless a cell of few-bit codes has more: it is not cut
 #else
 constexpr int ABREAST = 1;
 constexpr int CHUNK_WORDS = 256;
@@ -27,15 +29,15 @@ constexpr int MOST_CHUNK_WORDS = std::max(CHUNK_WORDS, 128);
 #if defined(NX_FEW_ROWS)
 constexpr int DIRECT_ROWS = CHAIN_ROWS;
 #elif defined(__AVX512F__)
-constexpr int DIRECT_ROWS = 8;  // that need no chunk
+constexpr int DIRECT_ROWS = 8;  // rows that need no chunk
 #elif defined(__AVX2__)
 constexpr int DIRECT_ROWS = 6;
 #else
 constexpr int DIRECT_ROWS = CHAIN_ROWS;
 #endif
 #if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr int DIRECT_GROUPS = 4;  // of rows, one after another, where it costs little to make the numbers for each
-#define NX_APART [[gnu::noinline]]  // so that a loop has the sixteen registers for itself
+constexpr int DIRECT_GROUPS = 4;  // groups of rows in turn, if it costs little to make the numbers for each
+#define NX_APART [[gnu::noinline]]  // so that a loop has all sixteen registers
 #else
 constexpr int DIRECT_GROUPS = 1;
 #define NX_APART
@@ -56,7 +58,8 @@ struct BySingles {  // f32 multiply-adds
     static void step(vf& acc, vf x, vi w) { add_product(acc, x, as_float(w)); }
 };
 
-// A level's own way, and those that it has besides.
+// Whether this library multiplies the weight by dot products of bf16 pairs: the level's default, or
+// NxWeight::way.
 #if defined(__AVX512BF16__)
 inline bool by_pairs(const NxWeight& w) { return w.kind != F32 && w.way != 3; }
 #else
@@ -64,7 +67,7 @@ inline bool by_pairs(const NxWeight&) { return false; }
 #endif
 
 template <int FORM> inline vf begun(vf start, float sum) { return FORM >= STARTED ? mul(splat(sum), start) : zero(); }
-// total <- what becomes of a complete sum.
+// Adds a complete sum of a cell to *total, or stores it (PLAIN).
 template <int FORM> inline void complete(vf sum, vf scale, vf min, float of_row, float* total) {
     vf all = sum;
     if constexpr (FORM != PLAIN) all = fma(scale, sum, load(total));
@@ -78,10 +81,10 @@ template <class By> struct SomeRows {
     const float* sums[MOST_AT_ONCE];
 };
 
-// N vectors of outputs from v on, of M rows, over all of k. totals [M][64].
+// N vectors of outputs from v on, for M rows, over all of k. totals [M][64].
 template <class By, class Line, int FORM, int M, int N>
 NX_APART void meet_directly(const Cells& cells, const SomeRows<By>& rows, int v, float* totals) {
-    [[maybe_unused]] constexpr int ahead = 4096;  // bytes; the hardware prefetcher stops at page ends
+    [[maybe_unused]] constexpr int ahead = 4096;  // bytes; the hardware prefetcher stops at the ends of pages
     constexpr int count = By::pairs ? Line::inputs / 2 : Line::inputs;
     const int step = cells.V * Line::bytes;
     const typename By::Word* x[M];
@@ -120,17 +123,17 @@ NX_APART void meet_directly(const Cells& cells, const SomeRows<By>& rows, int v,
 struct Chunk {
     static constexpr int CELLS = 8;
     alignas(64) uint8_t words[MOST_CHUNK_WORDS * PANEL * 4];  // [vectors / ABREAST][k or pair of k][outputs]
-    alignas(64) float scales[CELLS * PANEL];             // [cell][outputs], as the following
+    alignas(64) float scales[CELLS * PANEL];             // [cell][outputs], also starts and mins
     alignas(64) float starts[CELLS * PANEL];
     alignas(64) float mins[CELLS * PANEL];
     int V, cells, steps;  // steps: words of each cell
-    bool first, last;     // whether they begin and end here
+    bool first, last;     // whether the cells begin and end in this chunk
 
-    int wide() const { return std::min(V, ABREAST) * 64; }  // bytes from one word to the next
+    int wide() const { return std::min(V, ABREAST) * 64; }  // bytes from a word to the next
     static int at(int v) { return v / ABREAST * (MOST_CHUNK_WORDS * ABREAST * 64) + v % ABREAST * 64; }
 };
 
-// Inputs [from, to) of cell c -> words of the chunk from word `at` on.
+// Inputs [from, to) of cell c -> words of the chunk, from word `at` on.
 template <class Line, bool Pairs> void widen(const Cells& cells, int c, int from, int to, Chunk& chunk, int at) {
     constexpr int count = Pairs ? Line::inputs / 2 : Line::inputs;
     [[maybe_unused]] constexpr int ahead = 4096;
@@ -150,8 +153,8 @@ template <class Line, bool Pairs> void widen(const Cells& cells, int c, int from
         }
 }
 
-// `chunk` with rows' words from x[m] and sums[m] on; totals and parts [rows][64] of these rows, parts: of a cell that
-// is not complete. N vectors of outputs from v on, of M rows.
+// Multiplies the chunk by M rows, for N vectors of outputs from v on. rows: words from x[m] on and sums from
+// sums[m] on. totals, parts: [rows][64] of these rows; parts are the sums of a cell that is not complete.
 template <class By, int FORM, int M, int N>
 NX_APART void meet_vectors(const Chunk& chunk, const SomeRows<By>& rows, int v, float* totals, float* parts) {
     const uint8_t* w = chunk.words + Chunk::at(v);
@@ -189,13 +192,13 @@ NX_APART void meet_vectors(const Chunk& chunk, const SomeRows<By>& rows, int v, 
     }
 }
 
-// does(v, n) for V vectors, n of them at a time: as many as there are registers for M rows' sums and for what makes
-// numbers of a Line.
+// Calls does(v, n) for V vectors, n at a time: as many as there are registers for, beside the sums of M rows
+// and what the numbers of a Line take.
 template <int M, class Line, class Does> inline void each_vectors(int V, const Does& does) {
 #if defined(__AVX512F__)
     constexpr int most = M <= CHAIN_ROWS ? 4 : 2;
 #elif defined(__AVX2__)
-    // Few-bit codes of many inputs are taken apart once for all vectors that are abreast.
+    // Few-bit codes of many inputs are unpacked once for all vectors that are done together.
     constexpr bool long_lines = Line::inputs >= 16;
     constexpr int most = M == 1 && (Line::widens_cheaply || long_lines) ? 4 : M <= 2 || (M == 3 && long_lines) ? 2 : 1;
 #else
@@ -205,7 +208,7 @@ template <int M, class Line, class Does> inline void each_vectors(int V, const D
     for (; v + most <= V; v += most) does(v, std::integral_constant<int, most>{});
     if constexpr (most > 1) for (; v < V; ++v) does(v, std::integral_constant<int, 1>{});
 }
-// does(M) of `rows` rows as a constant; 7 are taken for 8.
+// Calls does(M) with the number of rows as a constant; 8 for 7 rows.
 template <class Does> inline void with_rows(int rows, const Does& does) {
     switch (rows) {
         case 1: return does(std::integral_constant<int, 1>{});
@@ -220,7 +223,7 @@ template <class Does> inline void with_rows(int rows, const Does& does) {
 
 template <class By> SomeRows<By> rows_from(const VectorRows& x, int first, int m, int k, int c, bool sums) {
     SomeRows<By> rows;
-    for (int j = 0; j < MOST_AT_ONCE; ++j) {  // those past the last one are as it is
+    for (int j = 0; j < MOST_AT_ONCE; ++j) {  // fills up with copies of the last row
         const int i = first + (j < m ? j : m - 1);
         rows.x[j] = By::row(x, i) + k;
         rows.sums[j] = sums ? x.sums(i) + c : nullptr;
@@ -228,7 +231,7 @@ template <class By> SomeRows<By> rows_from(const VectorRows& x, int first, int m
     return rows;
 }
 
-// The chunk's rows, from word k and cell c on.
+// Multiplies m rows from `first` on by the chunk, which begins at word k and cell c.
 template <class By, int FORM>
 void meet_chunk(const Chunk& chunk, const VectorRows& x, int first, int m, int k, int c, float* totals, float* parts) {
     const int all = (m + CHAIN_ROWS - 1) / CHAIN_ROWS;
@@ -248,7 +251,8 @@ void meet_chunk(const Chunk& chunk, const VectorRows& x, int first, int m, int k
         }
 }
 
-// totals [m][64], with room for ROWS_TOGETHER, = m <= ROWS_TOGETHER rows from `first` on times a panel.
+// totals [m][64] <- m <= ROWS_TOGETHER rows from `first` on, times a panel. totals has room for ROWS_TOGETHER
+// rows.
 template <class By, class Line, int FORM>
 void vector_product(const VectorRows& x, int first, int m, const NxWeight& w, const Panel& panel, float* totals) {
     // Lines with many numbers are long code, which takes long to compile.
@@ -319,7 +323,7 @@ inline void vector_product(const VectorRows& x, int first, int m, const NxWeight
     }
 }
 
-// Rows [from, to) of x against one panel; done(i, first output, number of outputs, 64 floats) for each row.
+// Rows [from, to) of x times one panel; calls done(i, first output, number of outputs, 64 floats) for each row.
 template <class Done>
 inline void chains_by_panel(const VectorRows& x, int from, int to, const NxWeight& w, const Panel& panel, const Done& done) {
 #if defined(NX_BYTES)

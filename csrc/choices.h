@@ -1,5 +1,6 @@
-// Choices among the outputs of a head of which every rank has some columns. A rank finds the best of its own, and only
-// that goes round: 12 bytes of a row. All columns go round of rows that are filtered, or whose logits somebody wants.
+// Choices among the outputs of a head, of which each rank has some columns. A rank finds the best of its own
+// columns and sends only that, 12 bytes a row. All columns are exchanged only for rows with filters and for
+// rows whose logits are wanted.
 #pragma once
 #include "heads.h"
 
@@ -7,7 +8,7 @@ namespace {
 
 // The columns of a head that a rank has, or all of them, as logits of tokens first, first + 1, ...
 struct Columns {
-    const int32_t* ids;  // of each the token; null: they are in order
+    const int32_t* ids;  // the token of each column; null: columns are tokens in order
     int n, first, width;
 
     Columns(const int32_t* tokens, int64_t begin, int64_t end)
@@ -17,7 +18,7 @@ struct Columns {
         first = *ends.first / 4 * 4;
         width = *ends.second + 1 - first;
     }
-    // room [width] <- scores [n]; -infinity where there is no column for a token.
+    // room [width] <- scores [n]; -infinity for tokens that have no column.
     float* lay_out(const float* scores, std::vector<float>& room) const {
         if (!ids) {
             room.assign(scores, scores + n);
@@ -32,8 +33,8 @@ struct Columns {
 struct Chooser : Heads {
     using Heads::Heads;
 
-    // Of the first `whole` rows the logits, out [whole, vocab] f32; of the others the tokens, by draws in runs as
-    // nx_choose has them.
+    // out [whole, vocab] f32 <- the logits of the first `whole` rows. tokens <- the choices of the other rows,
+    // by draws in runs as in nx_choose.
     void choices(const float* hidden, int rows, int vocab, int whole, float* out, const NxSampling* runs,
                  int32_t* tokens) {
         {
@@ -54,12 +55,12 @@ struct Chooser : Heads {
   protected:
     struct Draw {
         NxSampling by;
-        bool lead;  // is it asked for?
+        bool lead;  // whether Best::second is wanted
     };
     std::vector<Draw> draws;
-    std::vector<Best> found;  // of each draw
+    std::vector<Best> found;  // one for each draw
 
-    // found <- each draw's choice, of the rows of scores [draws, vocab], which may be written over.
+    // found <- each draw's choice, from the rows of scores [draws, vocab], which may be overwritten.
     void choose_alone(float* scores, int vocab) {
         const int64_t n = int64_t(draws.size());
         found.resize(size_t(n));
@@ -72,7 +73,8 @@ struct Chooser : Heads {
         }, n * vocab * 4);
     }
 
-    // found <- each draw's choice, of row `from` of own_scores and those after it. count: all columns, of tokens `ids`.
+    // found <- each draw's choice, from row `from` of own_scores on. count: number of all columns, which are
+    // tokens `ids`.
     void choose_together(int from, int vocab, const int32_t* ids, int count) {
         const int64_t n = int64_t(draws.size()), begin = ranks.begin(count, PANEL), end = ranks.end(count, PANEL);
         const Columns own(ids, begin, end), every(ids, 0, count);
@@ -98,7 +100,7 @@ struct Chooser : Heads {
     }
 
   private:
-    std::vector<std::vector<float>> rooms;  // each thread's
+    std::vector<std::vector<float>> rooms;  // one for each thread
     std::vector<std::vector<int32_t>> orders;
     std::vector<int32_t> filtered, order;
 

@@ -1,10 +1,10 @@
-// The choice of a token: argmax(filter(logits / T) + G(seed, stream, index, .)), the definition of
-// nextn.sampling.sampler, without probabilities where no filter asks for them. -1 where there is none to be made: a
-// logit is NaN or +infinity, or all of them are -infinity. Without filters a row may be cut up: the best of its parts'
-// choices is its own.
+// The choice of a token: argmax(filter(logits / T) + G(seed, stream, index, .)), as defined by
+// nextn.sampling.sampler. Probabilities are computed only if a filter needs them. The choice is -1 if a logit
+// is NaN or +infinity, or if all are -infinity. Without filters a row can be cut into parts: the best choice of
+// its parts is its own.
 //
-// G: Gumbel noise from Philox4x32-10 (Salmon et al., SC'11), keyed by the seed, counted by (token id / 4,
-// index, stream): the noise of nextn.sampling.gumbel.
+// G: Gumbel noise from Philox4x32-10 (Salmon et al., SC'11), keyed by the seed, with counter (token id / 4,
+// index, stream). It is the noise of nextn.sampling.gumbel.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -21,7 +21,7 @@ struct NxSampling {
     float temperature;  // below 1e-5: greedy
     float top_p, min_p;
     int32_t top_k;      // 0 or less: all
-    int32_t rows;       // chosen with this, one after another; the index counts up
+    int32_t rows;       // rows chosen with these; the index increases by 1 for each
 };
 }
 
@@ -40,15 +40,15 @@ inline void philox(uint32_t c0, uint32_t c1, uint32_t c2, uint64_t seed, uint32_
 
 inline float gumbel(uint32_t word) { return float(-std::log(-std::log((double(word) + 0.5) * 0x1p-32))); }
 
-// Which words can win at all? A token that lies d below the best logit needs noise above `lead` + d, where lead
-// is how far the best sum so far is above the best logit; noise grows with the word. So most tokens are turned
-// down by one comparison, and only the others pay for two logarithms.
+// Tells which random words can win. A token that is d below the best logit needs noise above `lead` + d; lead
+// is the best sum so far minus the best logit. Noise increases with the word, so one comparison rejects most
+// tokens, and only the others need two logarithms.
 struct Bar {
-    static constexpr int STEPS = 24;  // noise is below 23
+    static constexpr int STEPS = 24;  // the noise is below 23
     uint32_t least[STEPS + 1];        // for d in [i, i + 1)
     void raise(float lead) {
         for (int i = 0; i <= STEPS; ++i) {
-            // A little too low, which costs a logarithm now and then.
+            // Slightly too low, which costs an unnecessary logarithm now and then.
             const double u = std::exp(-std::exp(-(double(lead) + i - 1e-3))) * 0x1p32 - 2.;
             least[i] = i == STEPS && lead + i > 23.f ? 0xffffffffu : u <= 0. ? 0u : uint32_t(u);
         }
@@ -58,7 +58,7 @@ struct Bar {
     }
 };
 
-// The largest of z. Sound: z may hold anything, and where a NaN or +infinity is in it the result is NaN.
+// The largest of z. Sound: z can have any values, and the result is NaN if one is NaN or +infinity.
 template <bool Sound = false>
 inline float largest_of(const float* z, int n) {
     constexpr int step = 64;
@@ -69,8 +69,8 @@ inline float largest_of(const float* z, int n) {
     for (; i + step <= n; i += step)
         NX_UNROLL for (int j = 0; j < 4; ++j) {
             const vf x = load(z + i + 16 * j);
-            m[j] = max(x, m[j]);                                       // NaN: what was there
-            if (Sound) odd[j] = fma(max(least, x), zero(), odd[j]);  // NaN: itself; 0 times it is NaN
+            m[j] = max(x, m[j]);                                       // if x is NaN: m[j]
+            if (Sound) odd[j] = fma(max(least, x), zero(), odd[j]);  // if x is NaN: NaN, also times 0
         }
     float best = largest(max(max(m[0], m[1]), max(m[2], m[3])));
     float flaw = Sound ? sum(add(add(odd[0], odd[1]), add(odd[2], odd[3]))) : 0.f;
@@ -81,17 +81,17 @@ inline float largest_of(const float* z, int n) {
     return Sound ? best + flaw : best;
 }
 
-// What is chosen among a row's columns, or among those that a rank has.
+// The choice among a row's columns, or among those that a rank has.
 struct Best {
-    enum : int32_t { NONE = -1, SPOILT = -2 };  // all are -infinity; one is NaN or +infinity
-    float value, second;                        // of the choice, and of what would have been chosen without it
-    int32_t id;                                 // its token, or one of the above
+    enum : int32_t { NONE = -1, SPOILT = -2 };  // all logits are -infinity; one is NaN or +infinity
+    float value, second;                        // of the choice, and of the second best
+    int32_t id;                                 // the chosen token, NONE or SPOILT
     int32_t token() const { return id < 0 ? -1 : id; }
-    // By how much the choice is ahead, in logits. Where there is none, 0.
+    // By how much the choice is ahead of the second best, in logits; 0 if there is no choice.
     float lead(const NxSampling& s) const;
 };
 
-// The first of the largest, or NONE or SPOILT.
+// The first index of the largest value, or NONE or SPOILT.
 inline int argmax(const float* z, int n) {
     const float best = largest_of<true>(z, n);
     if (!std::isfinite(best)) return best == -INFINITY ? Best::NONE : Best::SPOILT;
@@ -103,7 +103,7 @@ inline int argmax(const float* z, int n) {
 
 inline bool is_greedy(const NxSampling& s) { return s.temperature < 1e-5f; }
 
-// Can a choice among n tokens leave out some because of the others? Then it needs all of their logits.
+// Whether a choice among n tokens can exclude some because of the others. Then it needs all their logits.
 inline bool filters(const NxSampling& s, int n) {
     return !is_greedy(s) && ((s.top_k > 0 && s.top_k < n) || !(s.top_p >= 1.f) || !(s.min_p <= 0.f));
 }
@@ -112,14 +112,15 @@ inline float Best::lead(const NxSampling& s) const {
     return id < 0 ? 0.f : is_greedy(s) ? value - second : (value - second) * s.temperature;
 }
 
-// Writes -infinity over what top-k, then top-p over what is left, then min-p exclude.
+// Overwrites with -infinity what top-k excludes, then what top-p excludes among the rest, then what min-p
+// excludes.
 inline void filter(float* z, int n, const NxSampling& s, int best, std::vector<int32_t>& order) {
     if (!filters(s, n)) return;
     const int k = s.top_k > 0 && s.top_k < n ? s.top_k : n;
     order.resize(size_t(n));
     for (int i = 0; i < n; ++i) order[i] = i;
     const auto before = [z](int32_t a, int32_t b) { return z[a] != z[b] ? z[a] > z[b] : a < b; };
-    // Sorted as far as it is needed: first the top-k, or a piece that grows until it holds top-p's mass.
+    // Sorted only as far as needed: the top-k, or a part that grows until it has top-p's probability.
     if (k < n) std::nth_element(order.begin(), order.begin() + k, order.end(), before);
     const float top = z[best];
     double total = 0.;
@@ -145,8 +146,9 @@ inline float best_but(const float* z, int n, int chosen) {
     return std::max(largest_of(z, chosen), largest_of(z + chosen + 1, n - chosen - 1));
 }
 
-// z [n]: logits of tokens first, first + 1, ... of a row, first a multiple of 4; written over where the row is sampled.
-// If there are others besides, nothing may be filtered. Second: is `second` asked for?
+// The best of a row's tokens. z [n]: logits of tokens first, first + 1, ...; first is a multiple of 4. z is
+// overwritten if the row is sampled. Filters need all tokens of the row in z. Second: whether Best::second is
+// wanted.
 template <bool Second = false>
 inline Best best_of(float* z, int n, int first, const NxSampling& s, std::vector<int32_t>& order) {
     const int greedy = argmax(z, n);
@@ -185,7 +187,7 @@ inline Best best_of(float* z, int n, int first, const NxSampling& s, std::vector
     return {value, second, first + best};
 }
 
-// Of a row's parts, each the best among some of its tokens, the best of all: one[0], one[stride], ...
+// The best of a row, from the best of each of its parts: one[0], one[stride], ...
 inline Best best_of(const Best* one, int64_t stride, int count) {
     Best all{0.f, -INFINITY, Best::NONE};
     for (int i = 0; i < count; ++i, one += stride) {
@@ -199,7 +201,8 @@ inline Best best_of(const Best* one, int64_t stride, int count) {
     return all;
 }
 
-// Writes over the logits of a row that is sampled. confidence: see Best::lead; null: not asked for.
+// Returns the token that is chosen, or -1. Overwrites the logits if the row is sampled. confidence <-
+// Best::lead; null: not wanted.
 inline int choose(float* z, int n, const NxSampling& s, std::vector<int32_t>& order, float* confidence = nullptr) {
     const Best best = confidence ? best_of<true>(z, n, 0, s, order) : best_of(z, n, 0, s, order);
     if (confidence) *confidence = best.lead(s);

@@ -1,8 +1,9 @@
-// How a panel of few-bit weights lies in memory: one stream, cell after cell of k.
+// The layout of a panel of few-bit weights in memory: one stream, cell after cell of k.
 //
-// A cell is the inputs that share a scale; each has its scales in front of its codes. W: the panel's outputs, V = W / 16.
+// A cell is the inputs that share a scale. Its scales are in front of its codes. W: the panel's outputs, V = W
+// / 16.
 //
-//     INT4   [f16 scale x W] codes                             the group's inputs, 32, 64 or 128; a code's zero is 8
+//     INT4   [f16 scale x W] codes                             the group's inputs, 32, 64 or 128; code 8 is zero
 //     INT4Z  [f16 scale x W] [u8 zero x W] codes
 //     Q4_0   as INT4, 32 inputs
 //     Q8_0   [f16 scale x W] codes                             32 inputs
@@ -14,32 +15,33 @@
 //     Q5_K   the same
 //     Q6_K   [f16 d x W], then 16 cells of [i8 scale x W] codes   16 inputs
 //
-// Codes are lines of 64 bytes: a word of 32 bits for each of 16 outputs, V lines side by side.
+// Codes are in lines of 64 bytes: a word of 32 bits for each of 16 outputs, V lines side by side.
 //
-//     4 bits  8 inputs a word: pair i of them at bits 4 i (even input) and 16 + 4 i (odd)
-//     5 bits  32 inputs in 5 words: 3 pairs in each likewise, at bits 5 i and 16 + 5 i; of the last pair bit i is at bits
-//             15 and 31 of word i
-//     6 bits  16 inputs in 3 words: 2 pairs in each likewise; of the last two pairs the low 4 bits are at bits 12 and 28
-//             of words 0 and 1, the high 2 bits at bits 12 and 28, and 14 and 30, of word 2
-//     8 bits  4 inputs a word, a byte each, 128 added
+//     4 bits  8 inputs in a word: pair i is at bits 4 i (even input) and 16 + 4 i (odd)
+//     5 bits  32 inputs in 5 words: 3 pairs in each word, at bits 5 i and 16 + 5 i; bit i of the last pair is at
+//             bits 15 and 31 of word i
+//     6 bits  16 inputs in 3 words: 2 pairs in each word, at bits 6 i and 16 + 6 i; for the last two pairs, the low
+//             4 bits are at bits 12 and 28 of words 0 and 1, the high 2 bits at bits 12 and 28, and 14 and 30, of
+//             word 2
+//     8 bits  4 inputs in a word, one byte each, with 128 added
 //
-// So both codes of most pairs are brought into the mantissas of a pair of bf16 by one shift (lines.h).
+// So one shift moves both codes of most pairs into the mantissas of a pair of bf16 (lines.h).
 #pragma once
 #include <cstdint>
 
 namespace {
 
-// Of a kind: inputs of a cell (0: the weight's `block`), cells that share a header, and bytes for each output of the
-// header, of a cell's scales, and of a cell's codes of 32 inputs.
+// The layout of a kind. cell: inputs of a cell; 0: the weight's `block`. cells: cells that share a header.
+// header, scales: bytes for each output, of a header and of a cell's scales.
 struct CodedLayout {
     int cell, cells, header, scales;
     int bits;
-    float unit;     // of f16 scales; small scales of bf16 and f32 files survive in f16 as 256 times themselves
-    float zero;     // of codes: what stands for 0, where it is one for all
-    bool mins;      // a cell has what is added to each of its numbers
+    float unit;     // of f16 scales; 1 / 256 keeps small scales of bf16 and f32 files in f16's range
+    float zero;     // the code that stands for 0, if it is the same for all cells
+    bool mins;      // a cell has a minimum, which is added to each of its numbers
 
     int inputs(int block) const { return cell ? cell : block; }
-    // Bytes for each output.
+    // In bytes for each output.
     int cell_bytes(int block) const { return scales + inputs(block) * bits / 8; }
     int super_bytes(int block) const { return header + cells * cell_bytes(block); }
     int64_t output_bytes(int n_in, int block) const {
@@ -47,7 +49,7 @@ struct CodedLayout {
     }
 };
 
-constexpr int FIRST_CODED = 4;  // kinds from here on: INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q4_1, Q5_0, Q5_1
+constexpr int FIRST_CODED = 4;  // kinds from this one on: INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q4_1, Q5_0, Q5_1
 constexpr CodedLayout CODED[] = {
     {0, 1, 0, 2, 4, 1.f / 256, 8, false},
     {0, 1, 0, 3, 4, 1.f / 256, 0, false},
@@ -64,7 +66,7 @@ constexpr CodedLayout CODED[] = {
 inline bool is_coded(int kind) { return kind >= FIRST_CODED; }
 inline const CodedLayout& coded_layout(int kind) { return CODED[kind - FIRST_CODED]; }
 
-// Where one cell of a panel lies: `super` its header, `scales` and `codes` its own.
+// The addresses of one cell of a panel: `super` of its header, `scales` and `codes` of its own.
 struct Cell {
     const uint8_t *super, *scales, *codes;
 };

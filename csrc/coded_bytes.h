@@ -1,6 +1,6 @@
-// Rows of bytes times a panel of few-bit weights: dot products of four bytes at once (AVX512-VNNI). A cell's sum is
-// whole numbers, so it is exact; it is scaled when it is complete, and cells are added from first to last. What a row
-// gets depends on nothing but the row and the weight.
+// Rows of bytes times a panel of few-bit weights: dot products of four bytes at once (AVX512-VNNI). The sum of
+// a cell is an integer, so it is exact. It is scaled when it is complete, and cells are added from first to
+// last. A row's result depends only on the row and the weight.
 #pragma once
 #include "byte_rows.h"
 #include "cells.h"
@@ -8,22 +8,22 @@
 #if defined(NX_BYTES)
 namespace {
 
-constexpr int BYTE_ROWS = 48;     // that meet some cells while these are in the cache
+constexpr int BYTE_ROWS = 48;     // rows that are multiplied by some cells while these are in the cache
 constexpr int BYTE_TOGETHER = 6;  // rows by 64 outputs: 24 sums in registers
-constexpr int BYTE_CELLS = 8;     // widened at once
+constexpr int BYTE_CELLS = 8;     // cells widened at once
 
 struct ByteCells {
     alignas(64) uint8_t words[BYTE_CELLS * 32 * PANEL];  // [four inputs][outputs]
-    alignas(64) float scales[BYTE_CELLS * PANEL];        // [cell][outputs], as the following
+    alignas(64) float scales[BYTE_CELLS * PANEL];        // [cell][outputs], also mins
     alignas(64) float mins[BYTE_CELLS * PANEL];
 };
 
-// n bits of w that begin at bit `from` of a half, to bit `to` of it, beside others; in both halves.
+// Moves n bits of w from bit `from` to bit `to`, in both halves of each word, and puts them beside others.
 inline vi moved(vi w, int from, int n, int to, vi beside) {
     return picked(shifted(w, to - from), ((1u << n) - 1) * 0x10001u << to, beside);
 }
 
-// A cell's codes as bytes, in the order of ByteRows. How they lie in their words: coded.h.
+// to <- a cell's codes as bytes, in the order of ByteRows. coded.h has their layout in words.
 template <int BITS> inline void bytes_of(const uint8_t* codes, int inputs, int V, uint8_t* to) {
     constexpr int ahead = 2048;
     const int step = V * 64;
@@ -67,7 +67,7 @@ template <int BITS> inline void bytes_of(const uint8_t* codes, int inputs, int V
     }
 }
 
-// Cells [from, to).
+// chunk <- cells [from, to).
 template <int BITS, bool Mins> void byte_cells(const Cells& cells, int from, int to, ByteCells& chunk) {
     for (int c = from; c < to; ++c) {
         for (int v = 0; v < cells.V; ++v) {
@@ -90,7 +90,8 @@ inline void byte_chunk(const Cells& cells, int from, int to, ByteCells& chunk) {
     }
 }
 
-// `count` cells of `steps` words of four inputs, from those of each row on; totals [rows][64] of these rows.
+// The operands of up to BYTE_TOGETHER rows and `count` cells. steps: words of four inputs in a cell. x, start,
+// scale, sums: of each row, from these cells on. totals [rows][64].
 struct ByteMeeting {
     const ByteCells& chunk;
     int V, count, steps;
@@ -100,11 +101,11 @@ struct ByteMeeting {
     float* totals;
 };
 
-// acc += the products of four bytes each, w's unsigned and x's signed. As an instruction, not an intrinsic: then the
-// file needs no VNNI to be compiled, and GCC 12 keeps 24 such sums in registers.
+// acc += the products of four bytes each, w's unsigned and x's signed. As assembly, not an intrinsic: then the
+// file compiles without VNNI, and GCC 12 keeps 24 sums in registers.
 inline void dot4(vi& acc, vi w, vi x) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
 
-// N vectors of outputs from v on, of M rows.
+// N vectors of outputs from v on, for M rows.
 template <bool Mins, int M, int N> inline void meet_byte_vectors(const ByteMeeting& a, int v) {
     const uint8_t* w = a.chunk.words + v * 64;
     const int wide = a.V * 64;
@@ -158,7 +159,7 @@ template <bool Mins> inline void meet_bytes(const ByteMeeting& a, int rows) {
     }
 }
 
-// As coded_by_panel.
+// As chains_by_panel, for rows of bytes.
 template <class Done>
 inline void bytes_by_panel(const ByteRows& x, int from, int to, const NxWeight& w, const Panel& panel, const Done& done) {
     static thread_local ByteCells chunk;

@@ -1,4 +1,4 @@
-// From few-bit weights as files have them to panels (coded.h).
+// Packs few-bit weights from their form in files into panels (coded.h).
 #pragma once
 #include <cstring>
 
@@ -6,14 +6,15 @@
 
 namespace {
 
-// A run of inputs of one output that has a header: its codes, and the bytes of header and scales as they are stored.
+// A run of inputs of one output that share a header: their codes, and the bytes of the header and the scales as
+// files have them.
 struct CodedRun {
     uint8_t codes[256];
     uint8_t header[4];       // two f16
-    uint8_t scales[16][4];   // of each cell, in the order of coded.h
+    uint8_t scales[16][4];   // for each cell, in the order of coded.h
 };
 
-// A K format's scale and min of 6 bits each, of group j of 8 (gguf's Q4_K and Q5_K).
+// to <- scale and min, 6 bits each, of group j of the 8 in a block of GGUF's Q4_K or Q5_K.
 inline void scale_and_min(const uint8_t* packed, int j, uint8_t* to) {
     if (j < 4) {
         to[0] = packed[j] & 63, to[1] = packed[j + 4] & 63;
@@ -71,7 +72,7 @@ inline void read_block(int kind, const uint8_t* p, CodedRun& run) {
 
 inline void put_word(uint8_t* line, int lane, uint32_t word) { memcpy(line + lane * 4, &word, 4); }
 
-// The codes of a cell of `inputs` into lane `lane` of vector v of V.
+// Puts the codes of a cell of `inputs` inputs, of 4 or 8 bits, into lane `lane` of vector v of V.
 inline void put_codes(const uint8_t* q, int bits, int inputs, int V, int v, int lane, uint8_t* codes) {
     uint8_t* line = codes + v * 64;
     if (bits == 8) {
@@ -90,13 +91,13 @@ inline void put_codes(const uint8_t* q, int bits, int inputs, int V, int v, int 
     }
 }
 
-// The same of 5 bits, 32 inputs in 5 words, and of 6 bits, 16 inputs in 3.
+// The same for 5 bits, 32 inputs in 5 words, and for 6 bits, 16 inputs in 3 words.
 inline void put_odd_codes(const uint8_t* q, int bits, int V, int v, int lane, uint8_t* codes) {
-    const int each = 16 / bits, lines = bits == 5 ? 5 : 3;  // each: codes in half a word
+    const int each = 16 / bits, lines = bits == 5 ? 5 : 3;
     uint32_t words[5] = {};
     for (int i = 0; i < 2 * lines * each; ++i)
         words[i / 2 / each] |= uint32_t(q[i]) << (i / 2 % each * bits + i % 2 * 16);
-    for (int side = 0; side < 2; ++side) {  // even and odd inputs
+    for (int side = 0; side < 2; ++side) {  // even inputs, then odd ones
         const uint8_t* rest = q + 2 * lines * each + side;
         const int at = side * 16;
         if (bits == 5) {
@@ -109,12 +110,12 @@ inline void put_odd_codes(const uint8_t* q, int bits, int V, int v, int lane, ui
     for (int i = 0; i < lines; ++i) put_word(codes + (i * V + v) * 64, lane, words[i]);
 }
 
-// Output number r of those that go to first, first + 1, ... or, interleaved, to every other group of 16.
+// The output of row r: first + r or, if interleaved, in every other group of 16.
 inline int output_of(int r, int first, int interleave) {
     return interleave == 1 ? first + r : first * 16 + r / 16 * 16 * interleave + r % 16;
 }
 
-// Run number `number` of an output n of a weight with n_out outputs.
+// Puts run `number` of output n into the panels dst of a weight with n_out outputs.
 inline void put_run(const CodedRun& run, int number, const CodedLayout& l, int kind, int block, uint8_t* dst, int n_out,
                     int n_in, int n) {
     const int begin = n / PANEL * PANEL, wide = n_out - begin < PANEL ? n_out - begin : PANEL, at = n - begin;
@@ -134,7 +135,8 @@ inline void put_run(const CodedRun& run, int number, const CodedLayout& l, int k
     }
 }
 
-// Rows of blocks of a GGUF file, one after another, to outputs first, first + 1, ... of a packed weight.
+// Packs rows of blocks of a GGUF file, one after another, into outputs first, first + 1, ... of a packed
+// weight.
 inline void pack_blocks(const uint8_t* src, int rows, uint8_t* dst, int n_out, int n_in, int kind, int first,
                         int interleave) {
     const CodedLayout& l = coded_layout(kind);
@@ -147,8 +149,8 @@ inline void pack_blocks(const uint8_t* src, int rows, uint8_t* dst, int n_out, i
         }
 }
 
-// INT4 and INT4Z: codes [rows, n_in / 2] (even inputs in low halves), scales [rows, n_in / block] f16 in units of the
-// layout, zeros [rows, n_in / block].
+// Packs INT4 and INT4Z. codes [rows, n_in / 2] (even inputs in the low halves), scales [rows, n_in / block] f16
+// in units of the layout, zeros [rows, n_in / block].
 inline void pack_codes(const uint8_t* codes, const uint16_t* scales, const uint8_t* zeros, int rows, uint8_t* dst,
                        int n_out, int n_in, int kind, int block, int first, int interleave) {
     const CodedLayout& l = coded_layout(kind);

@@ -1,16 +1,16 @@
-// When a chain of guesses has gone on for long enough, see nextn/cutoff.py.
+// The rule that ends a chain of guesses, see nextn/cutoff.py.
 #pragma once
 
 extern "C" {
-// A guess holds with probability `rate`[k] where its confidence (choose.h) is below `edge`[k]; along a chain that
-// multiplies. All costs are counted in tokens.
+// A guess whose confidence (choose.h) is in bin k is accepted with probability `rate`[k]. `edge`[k] is the
+// upper end of bin k. The probabilities of a chain's guesses are multiplied. All costs are in tokens.
 struct NxCutoff {
     enum { BINS = 9 };
     float edge[BINS - 1], rate[BINS];
-    float keep;   // of a guess in the target's step
-    float usual;  // probability that a guess not made yet holds
-    float each;   // of a further guess, for each chain that goes on,
-    float pass;   // and whatever their number
+    float keep;   // cost of a row in the target's step
+    float usual;  // probability that a guess is accepted, before it is made
+    float each;   // cost of one more guess and its row, for each chain that goes on
+    float pass;   // cost of one more pass, for any number of chains
     int bin(float confidence) const {
         int k = 0;
         while (k < BINS - 1 && confidence >= edge[k]) ++k;

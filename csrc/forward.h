@@ -1,5 +1,5 @@
-// A step of the model: rows through all decoder layers, or through a NextN module. One call, no allocation
-// once the buffers have grown to the largest batch.
+// The forward pass of the model: rows go through all decoder layers, or through a NextN module. It is one call,
+// which allocates nothing once the buffers have grown to the largest batch.
 #pragma once
 #include <memory>
 
@@ -10,10 +10,10 @@
 
 namespace {
 
-// What fits into the buffers on the stack, MOST_RANK besides; nextn.models.native refuses models beyond.
+// Maximum sizes, besides MOST_RANK, of the buffers on the stack. nextn.models.native refuses larger models.
 constexpr int MOST_HIDDEN = 16384, MOST_LATENT = 8192;
-constexpr int SCORE_ROWS = 64;  // whose logits ranks gather at once
-// Bytes that a rank reads in the time of a gathering and a meeting, in shared memory and over sockets.
+constexpr int SCORE_ROWS = 64;  // rows whose logits ranks gather at once
+// Bytes that a rank can read in the time that a meeting takes in shared memory, and a gathering over sockets.
 constexpr int64_t MEETING_WORTH = 128 << 10, GATHER_WORTH = 4 << 20;
 
 struct Engine {
@@ -25,16 +25,16 @@ struct Engine {
     std::vector<Scratch> scratch;
     std::vector<Span> spans;
     std::vector<int32_t> position;
-    std::vector<int32_t> head_begin, head_rows;  // vectors sorted by head: where one begins; number of row and head
+    std::vector<int32_t> head_begin, head_rows;  // vectors sorted by head: each head's first; row and head of each
     std::vector<float> x, h, a, q;
-    Shared<float> added;  // what the residual stream x is to grow by, before it is read again
-    Shared<float> projected[2];  // outputs of `down` and of a module's eh_proj, where ranks compute some each
+    Shared<float> added;  // to be added to the residual stream x before x is read again
+    Shared<float> projected[2];  // outputs of `down` and of a module's eh_proj, if each rank computes some
     std::vector<Line> parts;
     std::vector<uint16_t> h16, q_latent, q_nope, query, mixed;
     Shared<uint16_t> values;
-    std::vector<float> own_scores;  // of the head, [rows, this rank's columns]
-    Shared<float> scores[2];        // all columns; by turns: one may be read while the next is written
-    Shared<Best> best[2];           // [ranks, rows]: what each found among its columns
+    std::vector<float> own_scores;  // the head's outputs, [rows, this rank's columns]
+    Shared<float> scores[2];        // all columns; used in turns: one may be read while the next is written
+    Shared<Best> best[2];           // [ranks, rows]: the best of each rank's columns
     int turn = 0;
     Inputs by_head;
     FeedForwardBuffers mlp;
@@ -42,11 +42,11 @@ struct Engine {
     World world;
     SharedExperts experts;
     const int lane;
-    std::unique_ptr<Engine> twin;  // for the other half of a step's rows
+    std::unique_ptr<Engine> twin;  // computes the other half of a step's rows
     std::vector<int32_t> second_begins;
-    int64_t expert_bytes = 0;      // that were read; a measurement's, not a step's
+    int64_t expert_bytes = 0;      // bytes of experts that were read; for a measurement
 
-    // first: whose twin it is, with the same threads.
+    // first: the engine of which this one is the twin; they share the threads. Null: it is not a twin.
     Engine(const NxModel& m, int threads, int layers_given, Engine* first = nullptr)
         : own_pool(first ? nullptr : new Pool(threads)), pool(first ? first->pool : *own_pool), model(m),
           layers(m.layer, m.layer + layers_given), nextn(m.nextn, m.nextn + (layers_given - m.layers)),
@@ -58,7 +58,8 @@ struct Engine {
         if (world && !world.apart()) lay_world(uintptr_t(world.given().memory));
     }
 
-    // Where the arrays that ranks fill together lie in their memory. Returns its bytes.
+    // Sets the addresses of the arrays that ranks fill together, in the memory that they share. Returns the
+    // bytes they take.
     int64_t lay(uintptr_t memory, int64_t rows, int64_t at = MEETING_BYTES) {
         int64_t routed = 0, shared = 0, down = 0;
         for (const NxLayer& l : layers) {
@@ -76,7 +77,7 @@ struct Engine {
         for (Shared<float>& s : scores) at += s.lay(memory + at, int64_t(SCORE_ROWS) * model.vocab);
         return twin ? twin->lay(memory, rows, at) : at;
     }
-    // The same of those that all ranks of the world use.
+    // The same for the arrays that all ranks of the world use.
     int64_t lay_world(uintptr_t memory, int64_t at = MEETING_BYTES) {
         int64_t top_k = 0, inner = 0;
         for (const NxLayer& l : layers)
@@ -87,7 +88,7 @@ struct Engine {
         return twin ? twin->lay_world(memory, at) : at;
     }
 
-    int64_t flat() const { return wide(int64_t(model.all_heads) * model.value); }  // values of a row
+    int64_t flat() const { return wide(int64_t(model.all_heads) * model.value); }  // columns of a row of `values`
 
     template <class T> static T* room(std::vector<T>& v, int64_t n) {
         if (int64_t(v.size()) < n) v.resize(size_t(n));
@@ -110,7 +111,7 @@ struct Engine {
             for (int i = 0; i < rows; ++i) *row++ = i * model.heads + head;
     }
 
-    // x += added (null: nothing), then norm(i, row) of each of its rows.
+    // x += added (null: nothing), then calls norm(i, row) for each row of x.
     template <class Norm> void add_norm(int rows, const float* added, const Norm& norm) {
         const int64_t c = wide(model.hidden);
         each_row(pool, rows, [&](int i) {
@@ -120,8 +121,9 @@ struct Engine {
         });
     }
 
-    // Outputs of rows of x times w, [rows, stride] f32: in `alone`, or in `together`, each rank having computed some
-    // of them. The latter where more time is saved than the meeting takes; every rank decides alike.
+    // Returns `in` times w, [rows, stride] f32: in `alone`, computed by this rank, or in `together`, of which
+    // each rank computes some outputs. It takes the second way if that saves more time than the meeting takes;
+    // every rank decides the same.
     float* project(const Rows& in, int rows, const NxWeight& w, int64_t stride, float* alone, Shared<float>& together) {
         const int64_t saved = ranks ? product_cost(w, rows) / ranks.size() * (ranks.size() - 1) : 0;
         const bool some = ranks && saved >= (ranks.given().sockets ? GATHER_WORTH : MEETING_WORTH);
@@ -136,7 +138,8 @@ struct Engine {
         return to;
     }
 
-    // Of rows in h16, normed: what the residual stream grows by, [rows, wide(hidden)] f32.
+    // Attention and its output projection, of the normed rows in h16. Returns the addition to the residual
+    // stream, [rows, wide(hidden)] f32.
     const float* attend(const NxLayer& l, int index, int rows) {
         const int64_t c = wide(model.hidden), flat = this->flat();
         uint16_t* all = values.room(rows * flat);
@@ -159,12 +162,12 @@ struct Engine {
         return out;
     }
 
-    // Attention of rows in h16. mixed [rows, flat]: of this rank's heads. gqa.h and mla.h have them.
+    // Attention of the rows in h16. mixed [rows, flat]: this rank's heads. Defined in gqa.h and mla.h.
     void mix_groups(const NxLayer& l, const Cache& cache, int rows, uint16_t* mixed);
     void mix_latents(const NxLayer& l, const Cache& cache, int rows, uint16_t* vs);
 
     uint16_t* slot(const Cache& cache, int row) const {
-        // Spans come in the order of their rows.
+        // Spans are sorted by their rows.
         size_t i = 0, step = spans.size();
         while (step > 1) {
             const size_t half = step / 2;
@@ -174,15 +177,15 @@ struct Engine {
         return cache.entry(spans[i], spans[i].start + row - spans[i].first);
     }
 
-    // grown: what x grows by first, or null. Returns what it is to grow by next.
+    // One decoder layer. grown: added to x first, or null. Returns what has to be added to x next.
     const float* decoder_layer(int index, int rows, const float* grown) {
         begin_layer(index, rows, grown);
         if (layers[index].mlp.own) experts.compute(pool, world);
         return end_layer(index, rows);
     }
 
-    // Up to the rows of h and h16, which go into the feed-forward block; where its experts are shared, they are
-    // offered. Without rows, there is nothing else to do.
+    // The layer up to h and h16, the rows that go into the feed-forward block. If experts are shared, the rows
+    // are offered to other ranks. Without rows it does only that.
     void begin_layer(int index, int rows, const float* grown) {
         const NxLayer& l = layers[index];
         const int64_t c = wide(model.hidden);
@@ -235,7 +238,7 @@ struct Engine {
         });
     }
 
-    // out [rows, hidden] f32, normed.
+    // All layers of the target. out [rows, hidden] f32, normed.
     void forward(const NxBatch& b, float* out) {
         if (world && world.two()) return forward_in_two(b, out);
         begin(b);
@@ -251,8 +254,9 @@ struct Engine {
         each_row(pool, b.rows, [&](int i) { embed(b.tokens[i], xs + i * c); });
     }
 
-    // Two halves of the rows by turns: what one sends to other ranks is under way while the other one is computed. The
-    // second half may see what the first one has written into the cache, never the other way round.
+    // Computes two halves of the rows in turns: while one half's rows are on the way to other ranks, the other
+    // half is computed. The second half may attend to what the first has written into the cache; the reverse is
+    // not possible.
     void forward_in_two(const NxBatch& b, float* out) {
         Engine& second = *twin;
         const int rows = world.rows(0, world.group()), rest = b.rows - rows;
@@ -293,8 +297,9 @@ struct Engine {
         for (int64_t j = model.hidden; j < wide(model.hidden); ++j) to[j] = 0.f;
     }
 
-    // NextN module k. hidden [.., hidden] f32, rows: of it, the state at each position (null: in order); tokens:
-    // those after them. out [rows, hidden] f32, normed; may be `hidden`.
+    // Runs NextN module k. hidden [.., hidden] f32; rows: indices in `hidden` of the states at each position
+    // (null: in order). b.tokens: the tokens after those positions. out [rows, hidden] f32, normed; may be
+    // `hidden`.
     void draft(const NxBatch& b, const float* hidden, const int32_t* rows, int k, float* out) {
         lay_out(b);
         const NxModel& m = model;

@@ -1,8 +1,9 @@
-// Grouped-query attention in a layer: queries, keys and values of their own heads, up to the mixed values.
+// Grouped-query attention in a layer: from the normed rows to queries, keys and values, and to the results of
+// attention.
 //
-// A row of `down` is [queries of this rank's heads | keys | values], the latter of all key-value heads on every rank, as
-// each rank caches all of an entry. A head is [columns that stay | columns that turn], the turning ones in adjacent
-// pairs: nextn.models.native_gqa puts the rows of the weights in that order.
+// A row of `down` is [queries of this rank's heads | keys | values]. Keys and values are of all key-value heads
+// on every rank, because each rank caches whole entries. A head is [columns that are not rotated | columns that
+// are], the latter in adjacent pairs: nextn.models.native_gqa puts the rows of the weights in that order.
 #pragma once
 #include <numeric>
 
@@ -10,15 +11,15 @@
 
 namespace {
 
-// The entry of a layer, and which of this rank's heads see which part of it. A group never straddles two key-value
-// heads, even where a rank has some of the heads of one.
+// The layout of a layer's entry, and which part each of this rank's heads reads. A group never covers two
+// key-value heads, even if a rank has only some of a key-value head's query heads.
 inline NxHeads grouped_heads(const NxModel& m) {
     const int share = m.all_heads / m.kv_heads, heads = std::gcd(share, m.heads);
     const int value = int(wide(m.value)), key = int(wide(m.nope + m.rope));
     return {m.heads / heads, heads, m.first_head / heads, share / heads, value + key, value, value, key, m.value};
 }
 
-// x [nope + rope] f32 of a head, through its norm if there is one, turned, times `scale`; y filled up with zeros.
+// y <- x [nope + rope] f32, a head: normed if `norm` is not null, rotated, times `scale`, padded with zeros.
 inline void put_head(const NxModel& m, const float* x, const float* norm, const float* cosine, const float* sine,
                      float scale, uint16_t* y) {
     alignas(64) float head[MOST_RANK];
@@ -31,7 +32,7 @@ inline void put_head(const NxModel& m, const float* x, const float* norm, const 
     for (int64_t j = n; j < wide(n); ++j) y[j] = 0;
 }
 
-// x [n] f32; y filled up with zeros.
+// y <- x [n] f32, padded with zeros.
 inline void put_value(const float* x, int n, uint16_t* y) {
     for (int j = 0; j < n; ++j) y[j] = float_bf16(x[j]);
     for (int64_t j = n; j < wide(n); ++j) y[j] = 0;

@@ -1,8 +1,8 @@
-// Rows on their way to the experts of other groups' machines.
+// Sends rows to the experts on the machines of other groups.
 //
-// Ranks of a group have the same rows. So a rank sends to one rank of each other group: the one with its own number
-// there. First the experts that all its group's rows chose, which tell the receiver what follows: those rows that chose
-// an expert of the receiver's shard, bf16, or as csrc/fp8_rows.h packs them.
+// All ranks of a group have the same rows. So a rank sends to one rank of each other group: the one with the
+// same number there. First it sends the experts that each row of its group chose. They tell the receiver what
+// follows: the rows that chose an expert of the receiver's shard, in bf16, or packed as in csrc/fp8_rows.h.
 #pragma once
 #include "moe.h"
 #include "world.h"
@@ -11,15 +11,15 @@ namespace {
 
 class GroupRows {
   public:
-    // rows [all groups' rows][stride], as experts read them, and ids [all groups' rows][top_k], physical experts: those
-    // of this group are there. Throws RankGone.
+    // Begins to send. rows [all groups' rows][stride], as experts read them. ids [all groups' rows][top_k]:
+    // physical experts. The entries of this group are filled in. Throws RankGone.
     void start(Pool& pool, const World& world, int lane, const NxFeedForward& f, uint16_t* rows, int32_t* ids,
                int64_t stride) {
         const NxWorld& w = world.given();
         f_ = &f, rows_ = rows, ids_ = ids, stride_ = stride, shard_ = world.shard();
         row_bytes_ = f.fp8_rows ? fp8_row_bytes(f.router.n_in) : stride * 2;
         const int64_t own = world.rows(lane, world.group()), at = world.place(lane, world.group(), 0);
-        const int64_t choices = int64_t(f.top_k) * 4;  // bytes of a row's
+        const int64_t choices = int64_t(f.top_k) * 4;  // bytes of a row's choices
         const uint8_t* packed = pack(pool, at, own);
         out_.resize(size_t(w.groups));
         in_.resize(size_t(w.groups));
@@ -46,8 +46,8 @@ class GroupRows {
         world.start(parcels_);
     }
 
-    // The other groups' choices are there too, and those rows of theirs that this rank's shard computes. Throws
-    // RankGone.
+    // Waits until the other groups' choices have arrived in ids, and in rows those of their rows that this
+    // rank's shard computes. Throws RankGone.
     void finish(Pool& pool, const World& world) {
         world.finish(parcels_);
         arrived_.clear();
@@ -65,7 +65,7 @@ class GroupRows {
     }
 
   private:
-    struct Incoming {  // of another group, whose first row is number `place` of all
+    struct Incoming {  // from another group; its first row is row `place` of all
         int64_t place, count;
         std::vector<uint8_t> rows;
     };
@@ -79,7 +79,7 @@ class GroupRows {
         return std::any_of(ids, ids + f_->top_k, [&](int32_t id) { return id / f_->own == shard; });
     }
 
-    // Rows from `at` on, as they are sent.
+    // Rows from `at` on, in the form in which they are sent.
     const uint8_t* pack(Pool& pool, int64_t at, int64_t count) {
         if (!f_->fp8_rows) return reinterpret_cast<const uint8_t*>(rows_ + at * stride_);
         uint8_t* to = grown(packed_, count * row_bytes_);
@@ -99,7 +99,7 @@ class GroupRows {
         std::fill(to + n, to + stride_, uint16_t(0));
     }
 
-    // A group's choices have come: where the rows behind them go.
+    // Called when a group's choices have arrived. Returns where its rows go, and their bytes.
     Parcels::Rest following(Incoming& in) {
         int64_t bytes = 0;
         for (int64_t i = in.place; i < in.place + in.count; ++i) bytes += chose(i, shard_) ? row_bytes_ : 0;
@@ -110,7 +110,7 @@ class GroupRows {
     uint16_t* rows_ = nullptr;
     int32_t* ids_ = nullptr;
     int32_t shard_ = 0;
-    int64_t stride_ = 0, row_bytes_ = 0;  // of a row that is sent
+    int64_t stride_ = 0, row_bytes_ = 0;  // row_bytes_: of a row as it is sent
     std::vector<uint8_t> packed_;
     std::vector<std::vector<uint8_t>> out_;  // by group
     std::vector<Incoming> in_;               // by group

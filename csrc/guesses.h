@@ -1,27 +1,28 @@
-// Chains of guesses in one call: a NextN module over what a step committed, and then, after the last row of
-// each span that wants them, one guess after another, each fed back with the module's own output.
+// Chains of guesses in one call. A NextN module runs over what a step committed. Then, after the last row of
+// each span that wants guesses, it makes one guess after another from its own output.
 //
-// It is the loop of nextn.speculative.mtp for chains whose guesses take nothing but a draw. Its products, norms and
-// choices are those of one call for each depth, so its bits are; what is saved is what lies between the calls.
+// It is the loop of nextn.speculative.mtp, for chains whose guesses depend on nothing but a draw. Products,
+// norms and choices are the same as with one call for each depth, so the bits are the same. One call saves the
+// time between the calls.
 #pragma once
 #include "choices.h"
 #include "cutoff.h"
 
 extern "C" {
 struct NxChains {
-    const int32_t* rows;         // of `hidden`: the state of each row of the batch
-    const int32_t* span;         // of the batch: the one that each chain goes on from
-    const NxSampling* sampling;  // of each chain's first guess; the index counts up
-    const int32_t* num_steps;    // guesses of each chain, at least 1
-    int32_t count, max_steps, vocab;  // chains, the largest of num_steps, the vocabulary
-    float* scores;               // room for [count, vocab], where there is one rank
-    const NxCutoff* cutoff;      // for those chains that have a 1 in `cut`; null: for none
+    const int32_t* rows;         // indices in `hidden` of the state of each row of the batch
+    const int32_t* span;         // index in the batch of the span that each chain continues
+    const NxSampling* sampling;  // for each chain's first guess; the index increases by 1 per guess
+    const int32_t* num_steps;    // maximum of guesses of each chain, at least 1
+    int32_t count, max_steps, vocab;  // number of chains, largest num_steps, size of the vocabulary
+    float* scores;               // buffer [count, vocab], needed with one rank
+    const NxCutoff* cutoff;      // for chains with a 1 in `cut`; null: no cutoff
     const uint8_t* cut;          // [count]
     int32_t* tokens;  // out, [count, max_steps]
-    uint8_t* bins;    // out, [count, max_steps]: of the guesses of chains with a cutoff, by their confidence
-    int32_t* made;    // out, [count], zeros: guesses made
-    int32_t* kept;    // out, [count], zeros: those of them that are worth verifying
-    int32_t* passes;  // out, [max_steps], zeros: chains that had a guess made at each depth
+    uint8_t* bins;    // out, [count, max_steps]: bins of confidence of the guesses of chains with a cutoff
+    int32_t* made;    // out, [count], zeros at first: number of guesses made
+    int32_t* kept;    // out, [count], zeros at first: number of guesses that are worth verifying
+    int32_t* passes;  // out, [max_steps], zeros at first: number of chains that had a guess made at each depth
 };
 }
 
@@ -58,9 +59,9 @@ struct Guesser : Chooser {
 
 private:
     struct Chain {
-        int number, row, page, next;  // row of `state`; where its pages begin; position of its next row
-        int32_t last;                 // guess
-        float holds;                  // probability that all of it does
+        int number, row, page, next;  // row: in `state`; page: place in the table; next: position of next row
+        int32_t last;                 // its last guess
+        float holds;                  // probability that all its guesses are accepted
     };
     std::vector<Chain> open;
     std::vector<float> state;
@@ -71,7 +72,7 @@ private:
         for (const Chain& chain : open) rows.push_back(chain.row);
     }
 
-    // Each open chain's last guess goes through the module.
+    // Runs the module over each open chain's last guess.
     void feed(const NxBatch& b, int module) {
         take_rows();
         for (std::vector<int32_t>* v : {&fed, &starts, &pages, &begins}) v->clear();
@@ -88,7 +89,8 @@ private:
         draft(next, state.data(), rows.data(), module, state.data());
     }
 
-    // Leaves those chains open that are to have more than `made` guesses and have something to guess.
+    // Ends chains that have all their guesses, that had nothing to choose, or for which the cutoff says that
+    // another guess does not pay. made: guesses that each open chain has.
     void go_on(int made, const NxChains& c) {
         size_t left = 0;
         float worth = 0.f;

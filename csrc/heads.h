@@ -1,4 +1,4 @@
-// The outputs of a head, the target's or the drafter's, of which every rank computes some.
+// The outputs of a head, the target's or the drafter's. With several ranks each rank computes some of them.
 #pragma once
 #include "gqa.h"
 #include "mla.h"
@@ -8,7 +8,7 @@ namespace {
 struct Heads : Engine {
     using Engine::Engine;
 
-    // index: of `hidden`, or null, as in `draft`.
+    // The head's input, in bf16. index: rows of `hidden`; null: in order.
     Rows head_input(const float* hidden, const int32_t* index, int rows) {
         const int64_t c = wide(model.hidden);
         uint16_t* in = room(h16, rows * c);
@@ -20,7 +20,7 @@ struct Heads : Engine {
         return {reinterpret_cast<uint32_t*>(in), c / 2};
     }
 
-    // out [rows, vocab] f32.
+    // out [rows, vocab] f32 <- the target's logits.
     void logits(const float* hidden, const int32_t* index, int rows, int vocab, float* out) {
         const Rows in = head_input(hidden, index, rows);
         scored(in, rows, model.head, vocab, [&](int i, const float* scores, int first, int n) {
@@ -28,7 +28,7 @@ struct Heads : Engine {
         });
     }
 
-    // The same of the drafter's head; -infinity where it has no row for a token.
+    // The same for the drafter's head; -infinity for tokens that it has no row for.
     void draft_logits(const float* hidden, const int32_t* index, int rows, int vocab, float* out) {
         const int32_t* ids = model.draft_ids;
         if (ids) std::fill(out, out + int64_t(rows) * vocab, -INFINITY);
@@ -40,7 +40,7 @@ struct Heads : Engine {
         });
     }
 
-    // Of rows the `count` outputs of a head: done(row, outputs, number of the first of them, how many).
+    // Calls done(row, outputs, index of the first of them, their number) for the `count` outputs of a head.
     template <class Done>
     void scored(const Rows& in, int rows, const NxWeight& head, int count, const Done& done) {
         if (!ranks) {
@@ -62,7 +62,8 @@ struct Heads : Engine {
         });
     }
 
-    // done(i, all `count` outputs) for each of these rows of own_scores; which: null for the first ones.
+    // Calls done(i, all `count` outputs) for each of `rows` rows of own_scores, after the ranks have exchanged
+    // them. which: indices of these rows; null: the first ones.
     template <class Done> void hand_round(const int32_t* which, int rows, int count, const Done& done) {
         const int64_t first = ranks.begin(count, PANEL), own = ranks.end(count, PANEL) - first;
         for (int from = 0; from < rows; from += SCORE_ROWS) {

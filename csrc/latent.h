@@ -1,4 +1,5 @@
-// The paged cache, and what attention's files share: spans, blocks of keys, sums that grow block by block.
+// The paged cache, and what the attention files share: spans, blocks of keys, and sums that grow block by
+// block.
 #pragma once
 #include <cstring>
 #include <vector>
@@ -6,29 +7,29 @@
 #include "simd.h"
 
 extern "C" {
-// Which part of an entry is the key, and which the value, of which query heads. Query heads that share a key and a
-// value are a group. The same layout as nextn.ops.cpu.library.Heads.
+// Which part of an entry is the key, and which the value, for each query head. Query heads that share a key and
+// a value are a group. The same layout as nextn.ops.cpu.interface.Heads.
 struct NxHeads {
-    int32_t groups, heads;  // heads: of each group
-    int32_t first, repeat;  // group g meets key-value head (first + g) / repeat
+    int32_t groups, heads;  // number of groups; heads in each group
+    int32_t first, repeat;  // group g reads key-value head (first + g) / repeat
     int32_t stride;         // elements of an entry from one key-value head to the next
-    int32_t value;          // its first columns are the value, filled up to a multiple of 32
-    int32_t key_at, key;    // where its key begins; columns, filled up with zeros to a multiple of 32
-    int32_t columns;        // of the value, that come out
+    int32_t value;          // columns of the value, which is at the beginning; padded to a multiple of 32
+    int32_t key_at, key;    // first column of the key; its columns, padded with zeros to a multiple of 32
+    int32_t columns;        // columns of the value that are written to the result
 };
 }
 
 namespace {
 
-constexpr int KEYS = 256;        // positions of a block; nextn.ops.base.KV_BLOCK
-constexpr int MOST_RANK = 1024;  // columns of a latent or of a head's value or key, in buffers on the stack
+constexpr int KEYS = 256;        // positions in a block; equals nextn.ops.base.KV_BLOCK
+constexpr int MOST_RANK = 1024;  // maximum of columns of a latent or of a head's value or key, for buffers on the stack
 
-struct Span {           // of one request: rows [first, first + rows) at positions start, start + 1, ...
+struct Span {           // rows [first, first + rows) of one request, at positions start, start + 1, ...
     int32_t first, rows, start;
     const int32_t* pages;
-    int32_t fork;         // from this position on slots are path's, one for each; INT32_MAX: all are the pages'
+    int32_t fork;         // from this position on, path has the slots, one per position; INT32_MAX: all are in pages
     const int32_t* path;
-    int32_t nodes;        // spans from this one on that are one tree's and read its prefix together; else 1
+    int32_t nodes;        // spans of one tree, from this one on, that read its prefix together; else 1
 
     int32_t all_rows() const { return nodes > 1 ? nodes : rows; }
 };
@@ -37,7 +38,7 @@ struct Cache {
     uint16_t* data;  // [slots, width] bf16
     int32_t width, page;
 
-    // As group g of query heads sees it.
+    // The cache as group g of query heads sees it.
     Cache of(const NxHeads& heads, int g) const {
         return {data + int64_t((heads.first + g) / heads.repeat) * heads.stride, width, page};
     }
@@ -47,13 +48,13 @@ struct Cache {
     }
 };
 
-// Of the span's keys from `begin` on, how many its query (row * heads + head) sees; not above a block's.
+// Number of the span's keys from position `begin` on that a query (row * heads + head) sees, at most KEYS.
 inline int keys_seen(const Span& s, int query, int heads, int begin) {
     const int seen = s.start + query / heads + 1 - begin;
     return seen < 0 ? 0 : seen < KEYS ? seen : KEYS;
 }
 
-// The last position that one of queries [from, from + n) sees, counted from the span on.
+// The last position that any of the queries [from, from + n) sees, counted from the span on.
 inline int last_seen(const Span* s, int from, int n, int heads) {
     const int row = (from + n - 1) / heads;
     if (s->nodes == 1) return s->start + row;
@@ -62,11 +63,11 @@ inline int last_seen(const Span* s, int from, int n, int heads) {
     return last;
 }
 
-struct Softmax {  // of one query over one block, or over all up to one
+struct Softmax {  // of one query, over one block or over all blocks so far
     float top, total;
 };
 
-struct alignas(64) Line {  // of a cache; what tiles and vectors are read from should not straddle two
+struct alignas(64) Line {  // a cache line; data that tiles and vectors read should not straddle two
     float values[16];
 };
 
@@ -76,7 +77,7 @@ inline float* room(std::vector<Line>& v, int64_t floats) {
     return v.data()->values;
 }
 
-// sums, state <- those of the blocks so far and one more.
+// Combines one more block (part, found) with those before it (sums, state).
 inline void combine(float* sums, Softmax& state, const float* part, const Softmax& found, int rank) {
     if (found.total == 0.f) return;
     if (state.total == 0.f) {
@@ -97,9 +98,10 @@ inline void combine(float* sums, Softmax& state, const float* part, const Softma
     state.top = top;
 }
 
-// sums: columns in the order that store_columns undoes, 32 by 32, of which the first n are wanted.
+// out <- the first n columns of sums, divided by the total. sums: columns in the order that store_columns
+// restores, 32 by 32.
 inline void finish(const float* sums, const Softmax& state, int n, uint16_t* out) {
-    const vf total = splat(state.total == 0.f ? NAN : state.total);  // 0: no score was a number, and sums are not set
+    const vf total = splat(state.total == 0.f ? NAN : state.total);  // 0: no score was a number, and sums is not set
     for (int c = 0; c < n; c += 32) {
         alignas(64) float columns[32];
         alignas(64) uint16_t rest[32];

@@ -1,7 +1,7 @@
 // Matrix products with packed weights: y[t, n] = sum over k of x[t, k] * w[n, k].
 //
-// Rows are taken into the form that products read (Inputs), then meet panel by panel. How a panel is worked on is the
-// level's matter: chains.h in vector registers, tiles.h in AMX tiles. Both give a row the same bits whatever the
+// Rows are first put into the form that products read (Inputs), then multiplied panel by panel. The level
+// decides how: chains.h in vector registers, tiles.h in AMX tiles. Both give a row the same bits with any
 // number of rows beside it.
 #pragma once
 #include "chains.h"
@@ -13,15 +13,15 @@
 
 namespace {
 
-// How many rows of a product are one task with a panel, and whether the tasks of a piece of rows or those of a panel
-// come one after another.
+// How a product is cut into tasks. rows: number of rows that are one task with a panel. by_rows: consecutive
+// tasks have the same rows and different panels; else the same panel and different rows.
 struct Pieces {
     int rows;
     bool by_rows;
 };
 
 #if defined(__AMX_BF16__)
-// Rows that cost about as much as one reading of the weight from memory.
+// Number of rows whose product costs about as much as one read of the weight from memory.
 inline int pass_rows(const NxWeight& w) { return in_tiles(w) ? 64 : CHAIN_ROWS; }
 
 template <class Done>
@@ -30,7 +30,7 @@ inline void rows_by_panel(const Inputs& x, int from, int to, const NxWeight& w, 
     else chains_by_panel(x.vectors(), from, to, w, panel, done);
 }
 
-// The tiles of a piece's rows stay in the second-level cache while all panels pass by.
+// The tiles of a piece's rows stay in the second-level cache while all panels are read.
 inline Pieces pieces_of(const NxWeight& w, int rows, int threads) {
     constexpr int64_t room = 1 << 20;
     const int wide = panels(w);
@@ -40,13 +40,13 @@ inline Pieces pieces_of(const NxWeight& w, int rows, int threads) {
     return {piece, true};
 }
 #else
-struct TileUse {  // nothing to keep or give back
+struct TileUse {  // there is no tile configuration to release
     TileUse() {}
 };
 
 inline int pass_rows(const NxWeight&) { return CHAIN_ROWS; }
 
-// Rows for weights of one shape, in runs: the rows of a run meet the same weights.
+// Rows for weights of one shape, in runs: the rows of a run are multiplied by the same weights.
 class Inputs {
   public:
     // Run r is rows [begin[r], begin[r + 1]) of x.
@@ -59,7 +59,7 @@ class Inputs {
     VectorRows vectors_;
 };
 
-// Rows [from, to) of x against one panel; done(i, first output, number of outputs, 64 floats) for each row.
+// Rows [from, to) of x times one panel; calls done(i, first output, number of outputs, 64 floats) for each row.
 template <class Done>
 inline void rows_by_panel(const Inputs& x, int from, int to, const NxWeight& w, const Panel& panel, const Done& done) {
     chains_by_panel(x.vectors(), from, to, w, panel, done);
@@ -72,18 +72,18 @@ inline Pieces pieces_of(const NxWeight& w, int rows, int threads) {
 }
 #endif
 
-// Of `rows` against one such weight, for Pool::for_each: as if it were read once for every pass.
+// Cost of a product of `rows` rows, for Pool::for_each: as if the weight were read once for every pass.
 inline int64_t product_cost(const NxWeight& w, int64_t rows) {
     const int64_t pass = pass_rows(w);
     return w.n_out * output_bytes(w) * ((rows + pass - 1) / pass);
 }
 
-// All rows against all panels, in pieces of panel x row block for the pool.
+// All rows times all panels, in tasks of a panel and a block of rows. Calls done as rows_by_panel does.
 template <class Done>
 inline void product_all(Pool& pool, const Rows& x, int rows, const NxWeight& w, const Done& done) {
     if (rows <= 0) return;
     static thread_local Inputs inputs;
-    const Inputs& taken = inputs;  // the caller's, for all threads
+    const Inputs& taken = inputs;  // the calling thread's, read by all threads
     const int32_t run[2] = {0, rows};
     inputs.take(pool, x, run, 1, w);
     const Pieces piece = pieces_of(w, rows, pool.threads());

@@ -1,9 +1,9 @@
-// Lines of a panel as numbers that rows meet: pairs of bf16, or f32.
+// Reads the lines of a panel as the numbers that rows are multiplied by: pairs of bf16, or f32.
 //
-// A line has, for each of 16 outputs, a word of 32 bits (16 bits in e4m3 and int8): some inputs. A few-bit code q of b
-// bits in the upper mantissa of a number whose exponent says 2**b is the number 2**b + q, exactly: a shift, a mask and
-// an or. What is too much, 2**b and the code's zero, comes off a cell's sum again: it starts at -(2**b + zero) times
-// the sum of the row's inputs there.
+// A line has a word of 32 bits for each of 16 outputs (16 bits in e4m3 and int8), which holds some inputs. A
+// few-bit code q of b bits is put into the upper mantissa of a number with exponent b: this is the number 2**b
+// + q, exactly, and takes a shift, a mask and an or. The excess, 2**b plus the code of zero, is subtracted per
+// cell: the cell's sum starts at -(2**b + zero) times the sum of the row's inputs in the cell.
 #pragma once
 #include <utility>
 
@@ -48,12 +48,12 @@ template <int I> inline vf int8_singles(const uint8_t* p) { return {int8_numbers
 #else
 template <int I> inline vf int8_singles(const uint8_t* p) {
     const vi x = flipped(shifted(half_words(p), I ? 7 : 15), 255u << 15, 0x43800000u | 128u << 15);
-    return sub(as_float(x), splat(384.f));  // from 256 + 128 + q
+    return sub(as_float(x), splat(384.f));  // x is 256 + 128 + q
 }
 #endif
 
-// Number I of `inputs` (or, of pairs, half as many) of one vector of outputs: its first line is at w, and `step` bytes
-// on is the next, of `lines`. get(w): of kinds with one pair in a line.
+// number<Pairs, I>: number I (with Pairs: pair I) of the `inputs` of one vector of outputs. Its first of
+// `lines` lines is at w, each next one `step` bytes further. get(w): for kinds with one pair in a line.
 struct F32Line {
     static constexpr bool widens_cheaply = true;
     static constexpr int inputs = 1, lines = 1, bytes = 64;
@@ -91,10 +91,11 @@ template <int BITS> struct CodeLine {
     static constexpr int bytes = 64;
     static constexpr int lines = BITS == 5 ? 5 : BITS == 6 ? 3 : 1;
     static constexpr int inputs = BITS == 5 ? 32 : BITS == 6 ? 16 : 32 / BITS;
-    static constexpr int AT = 7 - BITS;  // where a code begins in the mantissa of a bf16
+    static constexpr int AT = 7 - BITS;  // bit at which a code begins in the mantissa of a bf16
     static constexpr uint32_t BASE = uint32_t(127 + BITS) << 7;
 
-    // n bits of codes, which begin at bits `from` of their halves of w, to bit `to` of the codes. Even, Odd: which ones.
+    // Moves n bits of codes from bit `from` of the halves of w to bit `to` of the codes. Even, Odd: which
+    // halves.
     template <bool Even, bool Odd> static vi bits(vi w, int from, int n, int to, vi beside) {
         constexpr uint32_t halves = (Even && Odd ? 1u : 0u) | 0x10000u;
         return picked(shifted(w, (Odd ? 0 : 16) + AT + to - from), ((1u << n) - 1) * halves << (AT + to), beside);
@@ -104,18 +105,18 @@ template <int BITS> struct CodeLine {
     }
 
     template <bool Pairs, int I> static vi number(const uint8_t* w, int step) {
-        constexpr int pair = Pairs ? I : I / 2, each = 16 / BITS;  // codes in half a word
+        constexpr int pair = Pairs ? I : I / 2, each = 16 / BITS;  // each: codes in half a word
         constexpr bool even = Pairs || I % 2 == 0, odd = Pairs || I % 2 == 1;
         if constexpr (pair < lines * each) {
             return bits<even, odd>(words(w + pair / each * step), pair % each * BITS, BITS, 0, base<even, odd>());
         } else if constexpr (!Pairs) {
             const vi found = number<true, pair>(w, step);
             return word_bits(even ? low(found) : high(found));
-        } else if constexpr (BITS == 5) {  // its bits are the last ones of the words' halves
+        } else if constexpr (BITS == 5) {  // the last pair: its bits are the last bits of the words' halves
             vi x = base<true, true>();
             NX_UNROLL for (int i = 0; i < 5; ++i) x = bits<true, true>(words(w + i * step), 15, 1, i, x);
             return x;
-        } else {  // its low four bits likewise, its high two in the third word
+        } else {  // the last two pairs: low four bits in this word, high two in the third
             const vi x = bits<true, true>(words(w + (pair - 6) * step), 12, 4, 0, base<true, true>());
             return bits<true, true>(words(w + 2 * step), 12 + 2 * (pair - 6), 2, 4, x);
         }
@@ -130,12 +131,12 @@ template <> struct CodeLine<8> {
     }
     template <bool Pairs, int I> static vi number(const uint8_t* w, int) {
         if constexpr (!Pairs) return word_bits(single(words(w), I));
-        // Whole numbers below 256: bf16 holds them.
+        // Exact: bf16 holds all integers below 256.
         else return both(shifted(word_bits(single(words(w), 2 * I)), -16), word_bits(single(words(w), 2 * I + 1)));
     }
 };
 
-// does(number) for each number of a line, as constants.
+// Calls does(number) for each number of a line, as constants.
 template <int... I, class Does>
 NX_INLINE inline void each_number(std::integer_sequence<int, I...>, const Does& does) {
     (does(std::integral_constant<int, I>{}), ...);

@@ -1,4 +1,4 @@
-// Which instruction set level this machine runs.
+// Finds the best instruction set level that this machine can run.
 #pragma once
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <cpuid.h>
@@ -10,7 +10,8 @@
 
 namespace {
 
-// AMX tiles are 8 KiB of state for every thread, which Linux gives to a process that asks for it; others do not.
+// Asks the system for AMX tiles. They add 8 KiB of state to every thread. Linux grants them to a process that
+// asks; other systems do not have this call.
 inline bool amx_granted() {
 #if defined(__x86_64__) && defined(__GNUC__) && defined(__linux__)
     unsigned a = 0, b = 0, c = 0, d = 0;
@@ -24,7 +25,8 @@ inline bool amx_granted() {
 #endif
 }
 
-// 4: AMX with BF16, 3: AVX512 with BF16, 2: AVX512, 1: AVX2, 0: any. Asks for the use of AMX where there is some.
+// The level: 4 AMX with BF16, 3 AVX512 with BF16, 2 AVX512, 1 AVX2, 0 any machine. On a machine with AMX, also
+// asks the system for permission to use it.
 inline int machine_level() {
 #if defined(__x86_64__) && defined(__GNUC__)
     __builtin_cpu_init();

@@ -1,4 +1,4 @@
-// What goes over sockets, between ranks on several machines.
+// Exchanges bytes over sockets between ranks on several machines.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -19,24 +19,25 @@ template <class T> T* grown(std::vector<T>& room, int64_t n) {
     return room.data();
 }
 
-struct RankGone {};  // thrown where a rank waits for one that is gone
+struct RankGone {};  // thrown when a rank waits for one that has ended
 
-// Bytes to every other rank, and bytes from each. Both sides know how many, or the first ones say how many follow.
+// Bytes that go to every other rank and come from each. Both sides know how many, or the first bytes tell how
+// many follow.
 struct Parcels {
     struct Link {
         int32_t socket;
-        const uint8_t* out;  // to stay there until they are sent
+        const uint8_t* out;  // has to stay valid until all bytes are sent
         size_t size, sent;
         uint8_t* in;
         size_t awaited, had;
-        bool follows = false;  // `rest` is to be asked when they have come
+        bool follows = false;  // when `awaited` bytes have come, `rest` says how many follow
     };
     struct Rest {
         uint8_t* in;
         size_t awaited;
     };
     std::vector<Link> links;
-    std::function<Rest(int)> rest;  // of a link, by its number
+    std::function<Rest(int)> rest;  // parameter: index of the link
 
     void clear() { links.clear(); }
     void add(int32_t socket, const uint8_t* out, int64_t size, uint8_t* in, int64_t awaited) {
@@ -49,13 +50,14 @@ struct Parcels {
     }
 };
 
-// Streams of bytes in both directions at once, for a rank that only sent would wait for ever when the others do the
-// same and the system's buffers are full. One to a thread: all its ranks' sockets are in the same order of parcels.
+// Streams of bytes in both directions at once. If all ranks only sent at the same time, they would wait forever
+// once the system's buffers are full. One for each thread: all sockets of its ranks have the same order of
+// parcels.
 class Mesh {
   public:
     struct Place {
         int32_t rank, size, spins;
-        const int32_t* sockets;  // to each other rank
+        const int32_t* sockets;  // one to each other rank
     };
 
     static Mesh& own() {
@@ -63,23 +65,25 @@ class Mesh {
         return mesh;
     }
 
-    // Returns when the system has taken all bytes that go out; others may be still to come. Throws RankGone.
+    // Returns when the system has taken all bytes that are sent. Bytes from others may arrive later. Throws
+    // RankGone.
     void start(Parcels& parcels, int spins) {
-        if (under_way_) finish(*under_way_, spins);  // what it waits for is before these in the streams
+        if (under_way_) finish(*under_way_, spins);  // its bytes come before these in the streams
         int64_t unsent = 0, missing = 0;
         for (const Parcels::Link& link : parcels.links) unsent += link.size, missing += link.awaited;
         if (!unsent && !missing) return;
         under_way_ = &parcels;
         run(parcels, spins, [](const Parcels::Link& link) { return link.sent < link.size; });
     }
-    // Returns when all has come. Throws RankGone.
+    // Returns when all bytes have arrived. Throws RankGone.
     void finish(Parcels& parcels, int spins) {
-        if (under_way_ != &parcels) return;  // it has come before others were started
+        if (under_way_ != &parcels) return;  // finished when others were started
         run(parcels, spins, [](const Parcels::Link& link) { return link.had < link.awaited; });
         under_way_ = nullptr;
     }
 
-    // array [rows, stride bytes]: rank r has written bytes bounds[r] .. bounds[r + 1] of each row. Throws RankGone.
+    // array [rows, stride bytes]. Rank r has written bytes bounds[r] .. bounds[r + 1] of each row; afterwards
+    // every rank has all of them. Throws RankGone.
     void gather(const Place& place, uint8_t* array, int64_t rows, int64_t stride, const int64_t* bounds) {
         const int64_t width = bounds[place.rank + 1] - bounds[place.rank];
         uint8_t* mine = grown(mine_, rows * width);
@@ -101,7 +105,7 @@ class Mesh {
     }
 
   private:
-    // Moves bytes in both directions as long as `wanted` says so of any link.
+    // Moves bytes in both directions as long as `wanted` is true for any link.
     template <class Wanted> void run(Parcels& parcels, int spins, const Wanted& wanted) {
         try {
             for (int idle = 0;;) {
@@ -124,7 +128,7 @@ class Mesh {
 
 #if !defined(_WIN32)
 #if !defined(MSG_NOSIGNAL)
-#define MSG_NOSIGNAL 0  // Python has told the system to send no SIGPIPE
+#define MSG_NOSIGNAL 0  // not needed: Python ignores SIGPIPE
 #endif
     static int64_t move(Parcels::Link& link) {
         int64_t moved = 0;
@@ -145,7 +149,7 @@ class Mesh {
         if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
         throw RankGone{};
     }
-    // Until there is something to move.
+    // Waits until bytes can be sent or received, at most 1 s.
     void sleep(const Parcels& parcels) {
         polled_.clear();
         for (const Parcels::Link& link : parcels.links) {

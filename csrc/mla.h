@@ -1,5 +1,5 @@
-// Absorbed latent attention in a layer (MLA, arXiv 2405.04434): the latent is cached, queries meet it through their own
-// half of kv_b_proj, and what comes out of attention goes through the other half.
+// Absorbed latent attention in a layer (MLA, arXiv 2405.04434). The cache holds the latent. Queries are
+// multiplied by their own half of kv_b_proj, and the results of attention by the other half.
 #pragma once
 #include "forward.h"
 
@@ -12,11 +12,11 @@ inline void Engine::mix_latents(const NxLayer& l, const Cache& cache, int rows, 
     const Rows normed{reinterpret_cast<uint32_t*>(h16.data()), c / 2};
     float* as = room(a, rows * wide(down));
     if (l.q_norm) as = project(normed, rows, l.down, wide(down), as, projected[0]);
-    else  // each rank has its heads' queries, and computes all of the latent
+    else  // each rank computes its heads' queries, and the whole latent
         product_all(pool, normed, rows, l.down,
                     [&](int i, int n0, int n, const float* v) { put(as + i * wide(down) + n0, v, n); });
 
-    // Queries: their latent through its norm, if they have one, and what is cached of this row.
+    // The queries' latent through its norm, if they have one, and this row's entry in the cache.
     const int64_t q_latent_wide = wide(m.q_in);
     uint16_t* ql = l.q_norm ? room(q_latent, rows * q_latent_wide) : nullptr;
     each_row(pool, rows, [&](int i) {
@@ -46,7 +46,7 @@ inline void Engine::mix_latents(const NxLayer& l, const Cache& cache, int rows, 
         qs = to;
     }
 
-    // Absorb: each head's query meets the latent through its own half of kv_b_proj.
+    // Absorption: each head's query times its own half of kv_b_proj, which takes it to the latent's columns.
     const int64_t nope = wide(m.nope), vectors = int64_t(rows) * m.heads;
     uint16_t* qn = room(q_nope, vectors * nope);
     uint16_t* qy = room(query, vectors * m.width);

@@ -1,54 +1,55 @@
-// A model and a batch as the kernels get them, and the spans of a batch.
+// The model and the batch in the form in which the kernels get them, and the spans of a batch.
 #pragma once
 #include "attention.h"
 #include "shared_experts.h"
 
 extern "C" {
-// Of grouped queries, `down` is queries over keys over values, or queries alone where key_up is of all keys and value_up
-// of all values; q_norm and kv_norm are those of a head of the queries and of the keys, or null.
+// With grouped-query attention, `down` is queries over keys over values, or queries alone if key_up is the
+// keys' and value_up the values' projection. q_norm and kv_norm are then norms of one head, or null.
 struct NxLayer {
-    const float* attention_norm;  // norms: f32, zero up to the next multiple of 32
+    const float* attention_norm;  // norms: f32, padded with zeros to a multiple of 32
     NxWeight down;                // queries' latent (or queries) over keys' and values' latent and rotary key
     const float* q_norm;          // null: queries are not compressed
     NxWeight q_up;
     const float* kv_norm;
     NxWeight key_up, value_up;    // one for each head
-    const float* bias;            // of queries, keys and values; biases, like norms, end in zeros; null: none
+    const float* bias;            // of queries, keys and values; biases are padded like norms; null: no bias
     NxWeight out;
-    const float* out_bias;        // of all its outputs, also where a rank has some; null: none
+    const float* out_bias;        // of all outputs, even if a rank computes only some; null: no bias
     const float* mlp_norm;
     NxFeedForward mlp;
 };
 
-struct NxNextN {                  // a NextN module but for its decoder layer
+struct NxNextN {                  // a NextN module without its decoder layer
     const float *enorm, *hnorm, *norm;
     NxWeight eh_proj;
 };
 
 struct NxModel {
-    int32_t hidden, heads, nope, rope, rank, value, q_in;  // heads: this rank's own
-    int32_t kv_heads;             // of grouped queries, all of them; 0: latent attention
+    int32_t hidden, heads, nope, rope, rank, value, q_in;  // heads: this rank's
+    int32_t kv_heads;             // key-value heads of all ranks, with GQA; 0: latent attention
     int32_t first_head, all_heads, vocab;
-    int32_t layers;               // of the target; layer number `layers` + k is NextN module k's
-    float eps, latent_eps, scale; // scale: of attention's scores
+    int32_t layers;               // the target's; layer `layers` + k is that of NextN module k
+    float eps, latent_eps, scale; // scale: factor of attention's scores
     const uint16_t* embedding;    // [vocab, hidden] bf16
     const float *cosine, *sine;   // [positions, rope / 2]
     const NxLayer* layer;
     const float* norm;
     NxWeight head;
-    const NxNextN* nextn;         // one for each layer behind the target's
-    int32_t masks_first;          // 1: of a module's row at position 0 the embedding is zero
-    NxWeight draft_head;          // the drafter's: the head, or a coarser copy of it, or of some of its rows
-    const int32_t* draft_ids;     // null: all rows; else the token of each of its rows
+    const NxNextN* nextn;         // one for each layer after the target's
+    int32_t masks_first;          // 1: in a module, the embedding of the row at position 0 is zero
+    NxWeight draft_head;          // the drafter's head: the target's, a coarser copy, or some of its rows
+    const int32_t* draft_ids;     // the token of each row of draft_head; null: rows are tokens in order
     int32_t draft_vocab;          // rows of draft_head
-    uint16_t* cache;              // [layers and NextN modules, slots, width] bf16: attention.h has its entries
-    int64_t layer_elements;       // of the cache
+    uint16_t* cache;              // [layers and NextN modules, slots, width] bf16; attention.h describes entries
+    int64_t layer_elements;       // elements of the cache in each layer
     int32_t width, page;
-    NxRanks* ranks;               // null: one
+    NxRanks* ranks;               // null: there is one rank
     NxWorld* world;               // null: experts are not shared
 };
 
-// The layout of nextn/layers/batch.py, which has a worked example. Rows of span s: cu_rows[s] .. cu_rows[s + 1].
+// The layout of nextn/layers/batch.py, which has a worked example. The rows of span s are cu_rows[s] ..
+// cu_rows[s + 1].
 struct NxBatch {
     int32_t rows, spans;
     const int32_t* tokens;
@@ -61,7 +62,8 @@ struct NxBatch {
 
 namespace {
 
-// Every span, or, of a tree, each node for itself; they go together where there is a whole block that all see.
+// to <- the spans of a batch. Each node of a tree is a span of its own; `nodes` joins them if there is a whole
+// block of keys that all of them see.
 inline void spans_of(const NxBatch& b, std::vector<Span>& to) {
     to.clear();
     for (int i = 0; i < b.spans; ++i) {

@@ -1,13 +1,13 @@
-// DeepSeek's feed-forward blocks (V3: arXiv 2412.19437, 2.1.2): routed experts in steps with plain arrays between
-// them, and the shared expert; the dense block is a shared expert alone.
+// DeepSeek's feed-forward blocks (V3: arXiv 2412.19437, 2.1.2): routed experts in steps with plain arrays
+// between them, and the shared expert. The dense block is a shared expert alone.
 //
 //     route     rows -> ids, weights [rows][top_k]
-//     Dispatch  ids -> which rows each expert gets
-//     Swiglu    -> a result for each choice, [rows][top_k] of them, f32
-//     combine   -> of each row its results times their weights, summed in the order of its choices
+//     Dispatch  ids -> the rows of each expert
+//     Swiglu    -> a result for each choice, [rows][top_k], f32
+//     combine   -> for each row, its results times their weights, summed in the order of its choices
 //
-// An expert's weights are read once however many rows want it, and its results do not depend on which rows those
-// are or who computes them: choices may be made in one place and computed in others.
+// An expert's weights are read once for any number of rows. Its results do not depend on the other rows or on
+// the thread that computes them. So choices can be made in one place and computed in others.
 #pragma once
 #include <algorithm>
 
@@ -21,28 +21,29 @@ struct NxFeedForward {
     NxWeight router;    // f32 [E, C]; data null: no routed experts
     const float* bias;  // [E]
     NxWeight gate_up, down;                // of all experts, one after another; gate and up interleaved by 16
-    NxWeight shared_gate_up, shared_down;  // data null: none
+    NxWeight shared_gate_up, shared_down;  // data null: no shared expert
     int32_t experts, groups, top_groups, top_k, normalize;
-    int32_t softmax;    // 1: V2's router, else V3's
+    int32_t softmax;    // 1: V2's router; 0: V3's
     int32_t fp8_rows;   // 1: routed experts read rows rounded to e4m3 (csrc/fp8_rows.h)
     float scale;
-    // Where ranks share the experts (csrc/world.h): gate_up and down are of some of them, and of replicas.
-    int32_t own;                // how many; 0: they are not shared
+    // If ranks share the experts (csrc/world.h), gate_up and down have some of them, replicas included.
+    int32_t own;                // experts in gate_up and down; 0: experts are not shared
     int32_t most_replicas;
-    const int32_t* replicas;    // [E, most_replicas]: which ones each is, as they are counted over all shards
+    const int32_t* replicas;    // [E, most_replicas]: physical experts of each, counted over all shards
     const int32_t* replica_count;  // [E]
-    int64_t* counts;            // [E]: how often each was chosen, counted up; null: not counted
+    int64_t* counts;            // [E]: increased each time an expert is chosen; null: not counted
 };
 }
 
 namespace {
 
-struct Routes {  // what one row chose
+struct Routes {  // the choices of one row
     int32_t* ids;
     float* weights;
 };
 
-// logits [E] <- their sigmoid, and their softmax. Beyond E a vector may be read.
+// sigmoid, softmax: logits [E] <- their sigmoid or softmax. Memory beyond E has to be readable up to a whole
+// vector.
 inline void sigmoid(float* logits, int e_count) {
     for (int e = 0; e < e_count; e += 16) {
         alignas(64) float s[16];
@@ -61,8 +62,9 @@ inline void softmax(float* logits, int e_count) {
     for (int e = 0; e < e_count; ++e) logits[e] /= total;
 }
 
-// scores [E]: the router's logits, written over. Best groups by the sum of their two best biased scores (V2: by the
-// best one), then the best experts in them; equal ones by number. Weights come from the scores without bias.
+// Chooses a row's experts. scores [E]: the router's logits, overwritten. The best groups are those with the
+// largest sum of their two best biased scores (V2: the best score). Within these, the best experts are chosen;
+// of equal ones the lowest number. Weights are the scores without bias.
 inline void choose_experts(const NxFeedForward& f, float* scores, Routes to) {
     constexpr int MOST = 1024;
     float biased[MOST];
@@ -102,11 +104,11 @@ inline void choose_experts(const NxFeedForward& f, float* scores, Routes to) {
     for (int k = 0; k < f.top_k; ++k) to.weights[k] *= by;
 }
 
-// ids, weights [rows][top_k] <- h [rows, stride] f32. logits: room.
+// ids, weights [rows][top_k] <- the routes of h [rows, stride] f32. logits: a buffer.
 inline void route(Pool& pool, const NxFeedForward& f, const float* h, int rows, int64_t stride,
                   std::vector<float>& logits, int32_t* ids, float* weights) {
     const int64_t wide = f.router.n_out;
-    const int64_t room = rows * wide + 16;  // the last row is read in whole vectors, too
+    const int64_t room = rows * wide + 16;  // the last row is read in whole vectors too
     if (int64_t(logits.size()) < room) logits.resize(size_t(room));
     float* scores = logits.data();
     product_all(pool, {reinterpret_cast<const uint32_t*>(h), stride}, rows, f.router,
@@ -116,20 +118,20 @@ inline void route(Pool& pool, const NxFeedForward& f, const float* h, int rows, 
     });
 }
 
-// Of one rank of those that have the same rows.
+// Counts on one rank only of those that have the same rows.
 inline void count_choices(const NxFeedForward& f, const std::vector<int32_t>& ids, const Ranks& ranks) {
     if (!f.counts || ranks.rank()) return;
     for (const int32_t id : ids) ++f.counts[id];
 }
 
-// to [stride] <- what routed experts read of a row h16 [stride].
+// to [stride] <- the row h16 [stride] as routed experts read it.
 inline void expert_row(const NxFeedForward& f, const uint16_t* h16, int64_t stride, uint16_t* to) {
     const int64_t n = f.fp8_rows ? f.router.n_in : stride;
     if (f.fp8_rows) fp8_round(h16, n, to);
     else memcpy(to, h16, size_t(n) * 2);
     std::fill(to + n, to + stride, uint16_t(0));
 }
-// The same of rows [rows, stride]: themselves, or rounded ones in `room`.
+// The same for rows [rows, stride]. Returns h16 itself, or rounded rows in `room`.
 inline const uint16_t* expert_rows(Pool& pool, const NxFeedForward& f, const uint16_t* h16, int rows, int64_t stride,
                                    std::vector<uint16_t>& room) {
     if (!f.fp8_rows) return h16;
@@ -138,8 +140,8 @@ inline const uint16_t* expert_rows(Pool& pool, const NxFeedForward& f, const uin
     return to;
 }
 
-// The choices of every expert that has some: of expert used[i] they are begin[i] .. begin[i + 1], each of them a row
-// and its number among all choices, row * top_k + k.
+// The choices, sorted by expert, for experts that have at least one. Choices begin[i] .. begin[i + 1] are those
+// of expert used[i]; each has a row and a number among all choices, row * top_k + k.
 struct Dispatch {
     std::vector<int32_t> used, begin, row, choice;
 
@@ -149,7 +151,7 @@ struct Dispatch {
             for (int i = 0; i < count * top_k; ++i) if (ids[i] >= 0) choice(ids[i], i / top_k, i);
         });
     }
-    // each(choice): calls choice(expert, row, number of the choice) for each of them.
+    // each(choice) calls choice(expert, row, number of the choice) for each choice.
     template <class Each> void build(int experts, const Each& each) {
         std::vector<int32_t>& size = sizes_;
         size.assign(size_t(experts) + 1, 0);
@@ -170,7 +172,7 @@ struct Dispatch {
         });
     }
 
-    // Every row, once, for a block of one member: no arrays of rows and choices.
+    // Every row once, for a block with one expert. row and choice stay empty.
     void all(int rows) {
         used.assign(1, 0);
         begin.assign({0, rows});
@@ -183,19 +185,19 @@ struct Dispatch {
     std::vector<int32_t> sizes_;
 };
 
-// values: 64 floats, groups of 16 of gate and up in turns -> silu(gate) * up, half as many.
+// y <- silu(gate) * up, n / 2 numbers. values: n <= 64 floats, groups of 16 of gate and up in turns.
 inline void gated(const float* values, int n, uint16_t* y) {
     for (int i = 0; i < n / 32; ++i) store_bf16(y + 16 * i, mul(silu(load(values + 32 * i)), load(values + 32 * i + 16)));
 }
 
-// The members of one block on the rows dispatched to them, in two halves: up() through the panels of gate_up, then
-// down(), each panel of which has a column of 64 outputs. Inlined for every use: shared by several, the loops over
-// rows were 1 to 2 % slower.
+// The experts of one block on the rows dispatched to them, in two halves: up() for the panels of gate_up, then
+// down(), in which a panel has a column of 64 outputs. Inlined for every use: when several uses shared the
+// code, the loops over rows were 1 to 2 % slower.
 class Swiglu {
   public:
     Dispatch to;
 
-    // column: the first of the inner ones that gate_up makes; other ranks make the others.
+    // column: the first inner column that gate_up computes here; other ranks compute the others.
     void begin(Pool& pool, const NxWeight& gate_up, const NxWeight& down, const uint16_t* h16, int64_t stride,
                int64_t column = 0) {
         gate_up_ = &gate_up, down_ = &down;
@@ -217,7 +219,7 @@ class Swiglu {
     void turn(Pool& pool) {
         take(pool, {reinterpret_cast<const uint32_t*>(inner.data()), width_ / 2}, *down_);
     }
-    // results [choices, stride] f32: of panel p.
+    // results [choices, stride] f32 <- the outputs of panel p.
     [[gnu::always_inline]] void down(int p, float* results, int64_t stride) const {
         const int32_t* choice = to.choice.empty() ? nullptr : to.choice.data();
         for (size_t e = 0; e < to.used.size(); ++e)
@@ -226,7 +228,8 @@ class Swiglu {
                               put(results + (choice ? choice[i] : i) * stride, v, n);
                           });
     }
-    // Of all tasks with this weight of the block, for Pool::for_each: one for each pass over a member.
+    // Cost of all tasks with this weight of the block, for Pool::for_each: one read for each pass over an
+    // expert.
     int64_t cost(const NxWeight& w) const {
         const int64_t pass = pass_rows(w), passes = (to.count() + pass - 1) / pass;
         return std::max<int64_t>(passes, int64_t(to.used.size())) * product_cost(w, 1);
@@ -236,7 +239,7 @@ class Swiglu {
 
     Shared<uint16_t> inner;  // [rows, width]
 
-    static constexpr int INNER = PANEL / 2;  // inner columns of a panel of gate_up
+    static constexpr int INNER = PANEL / 2;  // inner columns in a panel of gate_up
 
   private:
     void take(Pool& pool, const Rows& rows, const NxWeight& w) {
@@ -244,12 +247,12 @@ class Swiglu {
     }
 
     const NxWeight *gate_up_ = nullptr, *down_ = nullptr;
-    Inputs in_;  // of the half at hand
+    Inputs in_;  // rows of the half that is computed now
     int64_t width_ = 0, column_ = 0;
 };
 
-// y [rows, y_stride] <- n columns of results [rows][top_k][stride], times weights [rows][top_k], plus shared
-// [rows, shared_stride] if there is one.
+// y [rows, y_stride] <- n columns of: results [rows][top_k][stride] times weights [rows][top_k], summed, plus
+// shared [rows, shared_stride] if it is not null.
 [[gnu::always_inline]] inline void combine(const float* results, int64_t stride, const float* weights, int top_k,
                                            const float* shared, int64_t shared_stride, int rows, int n, float* y,
                                            int64_t y_stride) {
@@ -267,13 +270,13 @@ struct FeedForwardBuffers {
     std::vector<float> logits, weights;
     std::vector<int32_t> ids;
     Swiglu routed, shared;
-    std::vector<std::vector<float>> columns;  // of results, one for each thread
-    std::vector<uint16_t> rounded;            // rows
+    std::vector<std::vector<float>> columns;  // buffers for results, one for each thread
+    std::vector<uint16_t> rounded;            // rows, in e4m3's precision
 };
 
-// y [rows, stride] f32 <- feed-forward of the normed rows h, in f32 and bf16. The steps in a row: routed and shared
-// experts are in one loop, and results are combined column by column while they are in the cache.
-// ranks: y's columns are this rank's own.
+// y [rows, stride] f32 <- feed-forward of the normed rows h, in f32 and bf16. It does all steps: routed and
+// shared experts are in one loop, and results are combined column by column while they are in the cache. ranks:
+// y begins at this rank's columns.
 inline void feed_forward(Pool& pool, const NxFeedForward& f, const float* h, const uint16_t* h16, int rows,
                          int64_t stride, float* y, FeedForwardBuffers& b, const Ranks& ranks = {}) {
     const bool is_routed = f.router.data != nullptr, is_shared = f.shared_gate_up.data != nullptr;
@@ -318,8 +321,8 @@ inline void feed_forward(Pool& pool, const NxFeedForward& f, const float* h, con
     }, down_cost);
 }
 
-// results [rows][top_k][stride] f32 <- the experts' of rows h16 [rows, stride], choices ids [rows][top_k]; what has
-// a negative one stays as it is.
+// results [rows][top_k][stride] f32 <- the results of the experts for rows h16 [rows, stride] and choices ids
+// [rows][top_k]. Results of negative ids are not changed.
 inline void experts(Pool& pool, const NxFeedForward& f, const uint16_t* h16, const int32_t* ids, int rows,
                     int64_t stride, float* results) {
     Swiglu block;

@@ -1,5 +1,5 @@
-// The library's interface: plain C, called through ctypes with data pointers (nextn.ops.cpu.library). One
-// engine is used by one thread at a time. Nothing here checks what Python has checked.
+// The library's interface: plain C, called through ctypes with data pointers (nextn.ops.cpu.interface). One
+// thread at a time uses an engine. These functions do not check their arguments: Python has done that.
 #include <utility>
 
 #include "choose.h"
@@ -21,7 +21,8 @@
 #define NX_API extern "C" __attribute__((visibility("default")))
 #endif
 
-// What this machine can run; must be asked before the library of level 4 is used, in every process.
+// The best level that this machine can run, see machine_level. Every process has to call it before it uses the
+// library of level 4.
 NX_API int nx_machine_level() { return machine_level(); }
 
 NX_API int nx_interface() { return 26; }
@@ -47,7 +48,8 @@ NX_API void nx_pack(const void* src, int rows, int columns, int64_t ld, int tran
                   n_in, kind, first, interleave);
 }
 
-// The same of few-bit weights: rows of blocks of a GGUF file, and of INT4 and INT4Z codes (scales as in coded.h).
+// The same for few-bit weights: rows of blocks of a GGUF file, and codes of INT4 and INT4Z (scales as in
+// coded.h).
 NX_API void nx_pack_blocks(const uint8_t* src, int rows, uint8_t* dst, int n_out, int n_in, int kind, int first,
                            int interleave) {
     pack_blocks(src, rows, dst, n_out, n_in, kind, first, interleave);
@@ -56,7 +58,7 @@ NX_API void nx_pack_codes(const uint8_t* codes, const uint16_t* scales, const ui
                           int n_out, int n_in, int kind, int block, int first, int interleave) {
     pack_codes(codes, scales, zeros, rows, dst, n_out, n_in, kind, block, first, interleave);
 }
-// The ways (NxWeight::way) in which this library multiplies such weights: bit w is set for way w.
+// The ways (NxWeight::way) in which this library can multiply weights of a kind: bit w is set for way w.
 NX_API int nx_ways(int kind) {
     if (kind == F32) return 0;
     int ways = is_coded(kind) && by_bytes_here() && kind >= Q4_0 ? 1 << BY_BYTES : 0;
@@ -75,7 +77,7 @@ NX_API int64_t nx_output_bytes(int kind, int n_in, int block) {
     return output_bytes(w);
 }
 
-// Nothing may be thrown through C: null says that there is no memory, or that the system gives no more threads.
+// Exceptions must not pass through C. Null: there is no memory, or the system gives no more threads.
 template <class T, class... Args> static void* made(Args&&... args) {
     try {
         return new T(std::forward<Args>(args)...);
@@ -91,7 +93,7 @@ NX_API uint64_t nx_read(void* pool, const void* p, int64_t bytes) {
     return read_all(*static_cast<Pool*>(pool), static_cast<const uint8_t*>(p), bytes);
 }
 
-// csrc/pages.h. sums [32] is added to.
+// See csrc/pages.h. The pages are added to sums [32].
 NX_API void nx_read_pages(const uint8_t* pool, int layers, int64_t layer, int64_t run, const int64_t* pages, int n,
                           uint8_t* buffer, uint64_t* sums) {
     read_runs({layers, layer, run, pages, n}, pool, buffer, sums);
@@ -102,7 +104,7 @@ NX_API void nx_write_pages(uint8_t* pool, int layers, int64_t layer, int64_t run
     write_rows(runs, buffer, 0, runs.bytes(), pool, sums);
 }
 #if !defined(_WIN32)
-// csrc/page_sockets.h. arriving [2]: see Arriving.
+// See csrc/page_sockets.h. arriving [2]: see Arriving.
 NX_API void nx_send_pages(const uint8_t* pool, int layers, int64_t layer, int64_t run, const int64_t* pages, int n,
                           int socket, uint8_t* buffer, int64_t filled, int64_t* left) {
     send_runs(socket, {layers, layer, run, pages, n}, pool, buffer, filled, left);
@@ -123,13 +125,13 @@ NX_API void nx_place_pages(uint8_t* pool, int layers, int64_t layer, int64_t run
 }
 #endif
 
-// csrc/peak.h: the operations that were done, 0 for arithmetic that this library does not have.
+// See csrc/peak.h. Returns the number of operations; 0 for arithmetic that this library does not have.
 NX_API int64_t nx_peak(void* pool, int which, int tasks) {
     const TileUse use;
     return arithmetic(*static_cast<Pool*>(pool), which, tasks);
 }
 
-// y [rows, n_out] f32 <- x [rows, n_in] (bf16, or f32 for an f32 weight) times the weight; one product.
+// One product: y [rows, n_out] f32 <- x [rows, n_in] (bf16, or f32 for an f32 weight) times the weight.
 NX_API void nx_linear(void* pool, const void* x, int rows, const NxWeight* w, float* y) {
     const TileUse use;
     const int64_t words = w->kind == F32 ? w->n_in : w->n_in / 2;
@@ -143,7 +145,7 @@ NX_API void nx_attention(void* pool, const NxBatch* b, uint16_t* cache, int widt
     std::vector<Span> spans;
     spans_of(*b, spans);
     Pool& threads = *static_cast<Pool*>(pool);
-    // Kept, as an engine keeps its own: growing buffers would cost more than a small batch.
+    // Kept between calls: growing the buffers again would cost more than a small batch.
     static thread_local std::vector<Scratch> scratch;
     static thread_local std::vector<Line> parts;
     if (scratch.size() < size_t(threads.threads())) scratch.resize(size_t(threads.threads()));
@@ -153,7 +155,8 @@ NX_API void nx_attention(void* pool, const NxBatch* b, uint16_t* cache, int widt
               {out, stride});
 }
 
-// y [rows, stride] f32 <- feed-forward of h [rows, stride] f32 and its bf16 copy. ids, weights: the router's.
+// y [rows, stride] f32 <- feed-forward of h [rows, stride] f32 and its bf16 copy. ids, weights <- the router's;
+// may be null.
 NX_API void nx_feed_forward(void* pool, const NxFeedForward* f, const float* h, const uint16_t* h16, int rows,
                             int64_t stride, float* y, int32_t* ids, float* weights) {
     const TileUse use;
@@ -163,7 +166,8 @@ NX_API void nx_feed_forward(void* pool, const NxFeedForward* f, const float* h, 
     if (weights) std::copy(b.weights.begin(), b.weights.end(), weights);
 }
 
-// The steps of routed experts, for whoever sends rows elsewhere between them; csrc/moe.h has their arrays.
+// The steps of routed experts, for callers that send rows elsewhere between them. csrc/moe.h describes the
+// arrays.
 NX_API void nx_route(void* pool, const NxFeedForward* f, const float* h, int rows, int64_t stride, int32_t* ids,
                      float* weights) {
     const TileUse use;
@@ -175,13 +179,13 @@ NX_API void nx_experts(void* pool, const NxFeedForward* f, const uint16_t* h16, 
     const TileUse use;
     experts(*static_cast<Pool*>(pool), *f, h16, ids, rows, stride, results);
 }
-// shared: of the shared expert, [rows, stride] f32, or null.
+// shared: results of the shared expert, [rows, stride] f32, or null.
 NX_API void nx_combine(const float* results, const float* weights, int top_k, const float* shared, int rows,
                        int64_t stride, float* y) {
     combine(results, stride, weights, top_k, shared, stride, rows, int(stride), y, stride);
 }
 
-// Rows [rows, n] bf16 and what they are on their way: see csrc/fp8_rows.h.
+// Rows [rows, n] bf16 and their form in messages: see csrc/fp8_rows.h.
 NX_API int64_t nx_fp8_row_bytes(int64_t n) { return fp8_row_bytes(n); }
 NX_API void nx_fp8_encode(const uint16_t* x, int rows, int64_t n, uint8_t* to) {
     for (int i = 0; i < rows; ++i) fp8_encode(x + i * n, n, to + i * fp8_row_bytes(n));
@@ -198,9 +202,9 @@ NX_API void* nx_engine_new(const NxModel* model, int threads, int layers) {
     return made<Stepper>(*model, threads, layers);
 }
 NX_API void nx_engine_free(void* engine) { delete static_cast<Stepper*>(engine); }
-// Of experts whose weights were read since the last call, each counted once in each layer's pass.
+// Bytes of the experts whose weights were read since the last call. Each is counted once in each layer's pass.
 NX_API int64_t nx_engine_expert_bytes(void* engine) { return static_cast<Stepper*>(engine)->take_expert_bytes(); }
-// What follows returns 1 where another rank is gone, else 0.
+// The functions below return 1 if another rank has ended, else 0.
 template <class Call> static int checked(const Call& call) {
     try {
         call();
@@ -225,58 +229,59 @@ NX_API int nx_draft_logits(void* engine, const float* hidden, int rows, int voca
     const TileUse use;
     return checked([&] { static_cast<Stepper*>(engine)->draft_logits(hidden, nullptr, rows, vocab, out); });
 }
-// Of the first `whole` rows logits, out [whole, vocab]; of the others tokens, by draws as in nx_choose.
+// out [whole, vocab] <- the logits of the first `whole` rows. tokens <- the choices of the others, by draws as
+// in nx_choose.
 NX_API int nx_choices(void* engine, const float* hidden, int rows, int vocab, int whole, float* out,
                       const NxSampling* sampling, int32_t* tokens) {
     return checked([&] {
         static_cast<Stepper*>(engine)->choices(hidden, rows, vocab, whole, out, sampling, tokens);
     });
 }
-// The batch through a NextN module and chains of guesses after it.
+// Runs a NextN module over the batch, and makes chains of guesses after it.
 NX_API int nx_chains(void* engine, const NxBatch* batch, const float* hidden, int module, const NxChains* chains) {
     return checked([&] { static_cast<Stepper*>(engine)->chains(*batch, hidden, module, *chains); });
 }
-// A step in one call. asked: [spans]; table: pages of all spans.
+// A step in one call. asked: [spans]; table: the pages of all spans.
 NX_API int nx_step(void* engine, const NxStep* step, const NxAsked* asked, const int32_t* table) {
     return checked([&] { static_cast<Stepper*>(engine)->step(*step, asked, table); });
 }
-// Bytes of the memory that ranks with such an engine share.
+// Bytes of the memory that the ranks of an engine for this model share.
 NX_API int64_t nx_shared_bytes(const NxModel* model, int layers, int rows) {
     NxModel alone = *model;
     alone.ranks = nullptr;
     return Stepper(alone, 1, layers).lay(0, rows);
 }
-// The same of the memory that all ranks of a world share.
+// The same for the memory that all ranks of a world share.
 NX_API int64_t nx_world_bytes(const NxModel* model, int layers) {
     NxModel alone = *model;
     alone.ranks = nullptr;
     return Stepper(alone, 1, layers).lay_world(0);
 }
-// Before every forward pass of ranks that share experts: see World::step.
+// Called before every forward pass of ranks that share experts: see World::step.
 NX_API int nx_world_step(NxWorld* world, int first, int rest, int two) {
     return checked([&] { World(world).step(first, rest, two != 0); });
 }
-// array [rows, stride bytes], of ranks that have sockets: see Mesh.
+// Gathers array [rows, stride bytes] of ranks that have sockets: see Mesh::gather.
 NX_API int nx_gather(NxRanks* ranks, uint8_t* array, int64_t rows, int64_t stride, const int64_t* bounds) {
     return checked([&] { Ranks(ranks).gather_bytes(array, rows, stride, bounds); });
 }
-// Bytes from each of these ranks to each other one: see Ranks::swap.
+// Sends bytes from each of these ranks to each other one: see Ranks::swap.
 NX_API int nx_swap(NxRanks* ranks, const uint8_t* out, const int64_t* out_at, uint8_t* in, const int64_t* in_at) {
     return checked([&] { Ranks(ranks).swap(out, out_at, in, in_at); });
 }
-// Every rank waits here for all others; see NxMeeting.
+// Waits for all other ranks: see NxMeeting.
 NX_API int nx_meet(void* meeting, int size, int spins) {
     return checked([&] { meet(*static_cast<NxMeeting*>(meeting), size, spins); });
 }
-// Nobody waits any more, now or later.
+// Ends all waiting at this meeting, now and later.
 NX_API void nx_break(void* meeting) {
     NxMeeting& m = *static_cast<NxMeeting*>(meeting);
     m.broken.store(1);
     wake_all(m.epoch);
 }
 
-// tokens <- the choices, one for each row of the logits [.., vocab]; rows that are sampled are written over.
-// confidence: if not null, by how much each is ahead of the next best.
+// tokens <- the choices, one for each row of logits [.., vocab]. Rows that are sampled are overwritten.
+// confidence <- Best::lead of each; null: not wanted.
 NX_API void nx_choose(float* logits, int runs, int vocab, const NxSampling* sampling, int32_t* tokens, float* confidence) {
     std::vector<int32_t> order;
     for (int i = 0; i < runs; ++i) {

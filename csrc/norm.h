@@ -1,4 +1,5 @@
-// Row-wise pieces between the products: residual add, RMS norm, rotary embedding. One row is one thread's work.
+// Row-wise operations between the products: residual addition, RMS norm, rotary embedding. One thread does one
+// row.
 #pragma once
 #include <cstring>
 
@@ -13,7 +14,7 @@ inline void copy_padded(const float* from, int n, float* to) {
     for (int64_t i = n; i < wide(n); ++i) to[i] = 0.f;
 }
 
-// 1 / sqrt(mean(x^2) + eps) of n values; the rest of the last 16 are zeros.
+// 1 / sqrt(mean(x^2) + eps) of n values. x is padded with zeros to a multiple of 16.
 inline float inverse_rms(const float* x, int n, float eps) {
     vf a = zero(), b = zero();
     int c = 0;
@@ -25,7 +26,7 @@ inline float inverse_rms(const float* x, int n, float eps) {
     return 1.f / std::sqrt(sum(add(a, b)) / float(n) + eps);
 }
 
-// Weights are f32 and, like x, zero up to the next multiple of 16.
+// y <- RMS norm of x. weight: f32. x and weight are padded with zeros to a multiple of 16.
 inline void norm_bf16(const float* x, const float* weight, int n, float eps, uint16_t* y) {
     const vf scale = splat(inverse_rms(x, n, eps));
     for (int c = 0; c < n; c += 16) store_bf16(y + c, mul(mul(load(x + c), scale), load(weight + c)));
@@ -36,12 +37,12 @@ inline void norm_f32(const float* x, const float* weight, int n, float eps, floa
     for (int c = 0; c < n; c += 16) store(y + c, mul(mul(load(x + c), scale), load(weight + c)));
 }
 
-// x += y; both are zero up to the next multiple of 16.
+// x += y; both are padded with zeros to a multiple of 16.
 inline void add_to(float* x, const float* y, int n) {
     for (int c = 0; c < n; c += 16) store(x + c, add(load(x + c), load(y + c)));
 }
 
-// Adjacent pairs turn by the angles whose cosines and sines are given, each n / 2; times `scale`.
+// y <- x with adjacent pairs rotated, times `scale`. cosine, sine: of the angles, n / 2 each.
 inline void rotate(const float* x, const float* cosine, const float* sine, int n, float scale, uint16_t* y) {
     for (int i = 0; i < n / 2; ++i) {
         const float a = x[2 * i], b = x[2 * i + 1], c = cosine[i], s = sine[i];

@@ -1,15 +1,17 @@
-// From a weight as checkpoints have it, [N, K] by rows, to panels. Not in the hot path: plain loops.
+// Packs a weight from its form in checkpoints, [N, K] row by row, into panels. Not in the hot path, so the
+// loops are plain.
 #pragma once
 #include "linear.h"
 
 namespace {
 
-// Copies rows src[rows, columns] (row stride ld; transposed: src is [columns, rows]) to outputs first,
-// first + 1, ... of a packed weight; interleave 2: to every other group of 16 outputs, from group `first` on.
+// Copies src [rows, columns] to outputs first, first + 1, ... of a packed weight. ld: elements from one row of
+// src to the next. transposed: src is [columns, rows]. interleave 2: the rows go to every other group of 16
+// outputs, beginning with group `first`.
 template <class T>
 void pack_rows(const T* src, int rows, int columns, int64_t ld, bool transposed, T* dst, int n_out, int n_in,
                int kind, int first, int interleave) {
-    const int group = kind == F32 ? 1 : 2;  // inputs of one output that lie side by side
+    const int group = kind == F32 ? 1 : 2;  // adjacent inputs of one output
     for (int r = 0; r < rows; ++r) {
         const int n = interleave == 1 ? first + r : first * 16 + r / 16 * 16 * interleave + r % 16;
         const int begin = n / PANEL * PANEL, width = n_out - begin < PANEL ? n_out - begin : PANEL;

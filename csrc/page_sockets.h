@@ -1,7 +1,6 @@
-// KV pages from a pool to a socket and back, in pieces that stay in the core's cache: a page is read once from
-// memory, or written once to it, and all else that is done with it finds it in the cache.
-//
-// Sockets are never waited for.
+// Sends KV pages from a pool to a socket, and receives them, in pieces that stay in the core's cache. A page is
+// read from memory, or written to it, once; all other work on it is in the cache. No function waits for a
+// socket.
 #pragma once
 #include "pages.h"
 
@@ -10,14 +9,14 @@
 #include <sys/socket.h>
 
 #if !defined(MSG_NOSIGNAL)
-#define MSG_NOSIGNAL 0  // Python ignores the signal
+#define MSG_NOSIGNAL 0  // not needed: Python ignores SIGPIPE
 #endif
 
 namespace {
 
-constexpr int64_t AT_ONCE = 128 << 10;  // bytes that are sent together
+constexpr int64_t AT_ONCE = 128 << 10;  // minimum of bytes sent at once
 
-// zlib's, of little: a table would not pay.
+// zlib's crc32, for a few bytes: a table would not pay.
 inline uint32_t crc32(const uint8_t* data, int64_t bytes) {
     uint32_t crc = ~0u;
     for (int64_t i = 0; i < bytes; ++i) {
@@ -27,9 +26,9 @@ inline uint32_t crc32(const uint8_t* data, int64_t bytes) {
     return ~crc;
 }
 
-// Sends `filled` bytes at the front of buffer, the pages, which are copied behind them, and their checksum. left:
-// from where to where buffer holds what the socket did not take, or what follows an error, which the next send will
-// meet.
+// Sends the `filled` bytes at the front of buffer, then the pages, which are copied behind them, and their
+// checksum. left <- the range of buffer that the socket did not take, also after an error: the next send will report
+// that.
 inline void send_runs(int socket, const Runs& r, const uint8_t* pool, uint8_t* buffer, int64_t filled, int64_t* left) {
     uint64_t sums[SUM_LANES] = {};
     int64_t sent = 0;
@@ -47,18 +46,18 @@ inline void send_runs(int socket, const Runs& r, const uint8_t* pool, uint8_t* b
         const ssize_t n = send(socket, buffer + sent, size_t(filled - sent), MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n > 0) sent += n;
         takes = sent == filled;
-        if (takes) sent = filled = 0;  // the same memory again: it is in the cache
+        if (takes) sent = filled = 0;  // uses the same memory again: it is in the cache
     }
     left[0] = sent, left[1] = filled;
 }
 
 struct Arriving {
-    int64_t placed;  // bytes in the pool
-    int64_t held;    // bytes at the front of the buffer, which follow these
+    int64_t placed;  // bytes that are in the pool
+    int64_t held;    // bytes at the front of the buffer, which come after those
 };
 
-// What is held, into the pool, but for a part of a row and what follows the pages. pool: null if they are to be
-// dropped.
+// Moves the held bytes into the pool, except a part of a row and what follows the pages. pool null: the bytes
+// are dropped.
 inline void place_held(const Runs& r, uint8_t* buffer, Arriving& a, uint8_t* pool, uint64_t* sums) {
     const int64_t rest = r.bytes() - a.placed, rows = (a.held < rest ? a.held : rest) / SUM_ROW * SUM_ROW;
     if (rows == 0) return;
@@ -67,8 +66,8 @@ inline void place_held(const Runs& r, uint8_t* buffer, Arriving& a, uint8_t* poo
     memmove(buffer, buffer + rows, size_t(a.held));
 }
 
-// Reads what is there of the pages and the `tail` bytes that follow. buffer: of `size` bytes. Returns how many bytes
-// came; 0 at the stream's end; if none came, -errno.
+// Reads what has arrived of the pages and of the `tail` bytes that follow. buffer: of `size` bytes. Returns the
+// number of bytes read. If it is zero: 0 at the stream's end, else -errno.
 inline int64_t receive_runs(int socket, const Runs& r, int64_t tail, uint8_t* buffer, int64_t size, Arriving& a,
                             uint8_t* pool, uint64_t* sums) {
     for (int64_t came = 0;;) {

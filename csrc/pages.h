@@ -1,8 +1,8 @@
-// Copies of KV pages between a pool and a buffer, summed up in the same pass: what a checksum is made of
+// Copies KV pages between a pool and a buffer, and adds them up in the same pass, for a checksum
 // (nextn/disaggregation/checksum.py).
 //
-// A page has a run of bytes in each layer of the pool; the buffer holds, layer by layer, its runs in the order
-// of the pages.
+// A page has a run of bytes in each layer of the pool. The buffer has, layer by layer, the runs of the pages in
+// order.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -13,10 +13,11 @@
 
 namespace {
 
-constexpr int SUM_LANES = 32;                   // of 64 bits
-constexpr int64_t SUM_ROW = 8 * SUM_LANES;      // bytes; a run is made of whole rows
+constexpr int SUM_LANES = 32;                   // 64 bits each
+constexpr int64_t SUM_ROW = 8 * SUM_LANES;      // bytes; a run is a number of whole rows
 
-// Adds each row of the run to the lanes. PAST: writes past the cache, into memory that nobody reads soon.
+// Copies a run and adds each of its rows to the lanes. PAST: writes past the cache, into memory that is not
+// read soon.
 template <bool PAST> void copy_run(const uint8_t* from, uint8_t* to, int64_t bytes, uint64_t* sums) {
 #if defined(__AVX512F__)
     __m512i s[4];
@@ -50,7 +51,8 @@ template <bool PAST> void copy_run(const uint8_t* from, uint8_t* to, int64_t byt
 #endif
 }
 
-// pool: [layers, any number, run] bytes, of `layer` bytes each; a buffer: [layers, n, run].
+// The pages of a pool [layers, any number, run] bytes, `layer` bytes in each layer, and of a buffer [layers, n,
+// run].
 struct Runs {
     int layers;
     int64_t layer, run;
@@ -58,7 +60,7 @@ struct Runs {
     int n;
 
     int64_t bytes() const { return int64_t(layers) * n * run; }
-    // Where byte `at` of a buffer lies in the pool.
+    // The offset in the pool of byte `at` of a buffer.
     int64_t place(int64_t at) const {
         const int64_t i = at / run;
         return i / n * layer + pages[i % n] * run + at % run;
@@ -69,7 +71,7 @@ inline void read_runs(const Runs& r, const uint8_t* pool, uint8_t* buffer, uint6
     for (int64_t at = 0; at < r.bytes(); at += r.run) copy_run<false>(pool + r.place(at), buffer + at, r.run, sums);
 }
 
-// Bytes [at, at + bytes) of a buffer, whole rows, into the pool.
+// Writes bytes [at, at + bytes) of a buffer, whole rows, into the pool.
 inline void write_rows(const Runs& r, const uint8_t* data, int64_t at, int64_t bytes, uint8_t* pool, uint64_t* sums) {
     const bool aligned = uintptr_t(pool) % 64 == 0 && r.layer % 64 == 0;
     for (const int64_t end = at + bytes; at < end;) {
@@ -79,7 +81,7 @@ inline void write_rows(const Runs& r, const uint8_t* data, int64_t at, int64_t b
         data += n, at += n;
     }
 #if defined(__AVX512F__) || defined(__AVX2__)
-    _mm_sfence();  // before other threads hear that the pages are there
+    _mm_sfence();  // before other threads learn that the pages are there
 #endif
 }
 

@@ -1,10 +1,10 @@
-// A weight as the products read it: panels of 64 outputs.
+// A weight in the form that products read: panels of 64 outputs.
 //
-// A weight [N, K] is cut into panels of 64 outputs (the last one narrower, a multiple of 16). In a panel the
-// outputs of one k (or of one pair of k: bf16, e4m3, int8) lie side by side, so a panel is read front to back.
+// A weight [N, K] is cut into panels of 64 outputs (the last one narrower, a multiple of 16). In a panel, the
+// outputs of one k (or of one pair of k: bf16, e4m3, int8) are side by side, so a panel is read front to back.
 //
-// e4m3 and int8 carry a scale per output and block of k. A block's sum is scaled when it is complete. Kinds from INT4 on
-// have their scales among their codes (coded.h).
+// e4m3 and int8 have a scale for each output and block of k. A block's sum is multiplied by it when it is
+// complete. Kinds from INT4 on have their scales beside their codes (coded.h).
 #pragma once
 #include <cstdint>
 
@@ -22,24 +22,24 @@ enum Kind : int32_t {
 }  // namespace
 
 extern "C" {
-// The same layout as nextn.ops.cpu.library.Weight.
+// The same layout as nextn.ops.cpu.interface.Weight.
 struct NxWeight {
     const uint8_t* data;   // panels
-    const float* scales;   // [panels][blocks of k][panel's outputs], null for other kinds than e4m3 and int8
-    int32_t n_out, n_in;   // n_out as packed (a multiple of 16), n_in even unless f32
+    const float* scales;   // [panels][blocks of k][panel's outputs], only for e4m3 and int8, else null
+    int32_t n_out, n_in;   // n_out: as packed, a multiple of 16; n_in: even unless f32
     int32_t kind;
-    int32_t block;         // k of one scale, even; of coded kinds INT4 and INT4Z alone
-    int64_t stride;        // bytes from one weight to the next, where several lie in a row (heads, experts)
-    int64_t scale_stride;  // floats, likewise
-    int32_t way;           // to multiply: 0 the level's own, 1 tiles, 2 dot products of bf16 pairs, 3 f32 multiply-adds,
-                           // 4 dot products of bytes (coded kinds alone)
+    int32_t block;         // number of k with one scale, even; of coded kinds only INT4 and INT4Z have it
+    int64_t stride;        // bytes from one weight to the next, if there are several (heads, experts)
+    int64_t scale_stride;  // floats from one weight's scales to the next
+    int32_t way;           // of multiplying: 0 the level's default, 1 tiles, 2 bf16 pairs, 3 f32 multiply-adds,
+                           // 4 dot products of bytes (coded kinds only)
 };
 }
 
 namespace {
 
 inline int64_t element_bytes(int kind) { return kind == F32 ? 4 : kind == BF16 ? 2 : 1; }
-// Of an output in its panel, without the scales of e4m3 and int8.
+// Bytes of an output in its panel, without the scales of e4m3 and int8.
 inline int64_t output_bytes(const NxWeight& w) {
     return is_coded(w.kind) ? coded_layout(w.kind).output_bytes(w.n_in, w.block) : w.n_in * element_bytes(w.kind);
 }
@@ -47,7 +47,7 @@ inline int64_t output_bytes(const NxWeight& w) {
 struct Panel {
     const uint8_t* data;
     const float* scales;
-    int vectors;  // of 16 outputs: 1..4
+    int vectors;  // vectors of 16 outputs: 1..4
     int first;    // first output
 };
 
@@ -60,7 +60,7 @@ inline Panel panel_of(const NxWeight& w, int p, int member = 0) {
             w.scales ? w.scales + member * w.scale_stride + first * blocks : nullptr, width / 16, first};
 }
 
-// Outputs [begin, end) of a weight, whole panels but for the last.
+// Outputs [begin, end) of a weight, in whole panels except the last.
 inline NxWeight outputs_of(const NxWeight& w, int64_t begin, int64_t end) {
     const Panel first = panel_of(w, int(begin / PANEL));
     NxWeight some = w;
@@ -69,12 +69,12 @@ inline NxWeight outputs_of(const NxWeight& w, int64_t begin, int64_t end) {
     return some;
 }
 
-// Words of 32 bits in a row that meets the weight: pairs of bf16, or f32.
+// Words of 32 bits in a row that is multiplied by the weight: pairs of bf16, or f32.
 inline int row_words(const NxWeight& w) { return w.kind == F32 ? w.n_in : w.n_in / 2; }
-// And of those that share a scale.
+// Words of a row that share a scale.
 inline int block_words(const NxWeight& w) { return w.scales ? w.block / 2 : row_words(w); }
 
-// The rows of a matrix, possibly scattered: row(i) is word i of the words [*, stride].
+// The rows of a matrix, in order or by index. Row i begins at base[stride * i], or at base[stride * index[i]].
 struct Rows {
     const uint32_t* base;
     int64_t stride;  // words

@@ -1,4 +1,4 @@
-// Multiply-adds and nothing else: the ceiling of arithmetic, as read.h has that of reading.
+// Does multiply-adds and nothing else: the upper limit of arithmetic, as read.h measures that of reading.
 #pragma once
 #include <atomic>
 
@@ -8,11 +8,11 @@
 
 namespace {
 
-// Products of bf16 tiles, dot products of bf16 pairs, f32 multiply-adds, dot products of bytes: those that the library
-// and the machine have.
+// Products of bf16 tiles, dot products of bf16 pairs, f32 multiply-adds, dot products of bytes. A library has
+// some of them.
 enum Arithmetic { TILE_PRODUCTS, PAIR_PRODUCTS, FLOAT_PRODUCTS, BYTE_PRODUCTS };
 
-// One register of f32, as vf may be several.
+// One register of f32; a vf can be several.
 #if defined(__AVX512F__)
 using Lanes = vf;
 inline Lanes step_on(Lanes acc, Lanes a, Lanes b) { return fma(acc, a, b); }
@@ -24,10 +24,10 @@ typedef float Lanes __attribute__((vector_size(16)));
 inline Lanes step_on(Lanes acc, Lanes a, Lanes b) { return acc * a + b; }
 #endif
 constexpr int FLOATS = sizeof(Lanes) / sizeof(float);
-constexpr int SUMS = 12;     // independent ones, so that none waits for itself
-constexpr int STEPS = 4096;  // of a task
+constexpr int SUMS = 12;     // independent sums, so that none waits for itself
+constexpr int STEPS = 4096;  // steps in a task
 
-// Volatile, so that the compiler knows nothing of them.
+// The value in all lanes. Volatile, so that the compiler knows nothing about it.
 inline Lanes same(float value) {
     volatile float unknown = value;
     float lanes[FLOATS];
@@ -37,7 +37,7 @@ inline Lanes same(float value) {
     return r;
 }
 
-// Every sum goes through STEPS steps. What comes of it is returned, so that nothing can be left out.
+// Takes every sum through STEPS steps. The result is returned so that the compiler cannot leave out anything.
 template <class Step> inline float sums_of(const Step& step) {
     Lanes acc[SUMS];
     for (int i = 0; i < SUMS; ++i) acc[i] = same(0.25f * float(i));
@@ -79,7 +79,7 @@ inline float byte_products() {
 #endif
 
 #if defined(__AMX_BF16__)
-// Four sums of 16 by 16 elements, two tiles of rows, two of weights: as in a product of many rows.
+// Four sums of 16 by 16 elements, two tiles of rows, two of weights, as in a product of many rows.
 inline float tile_products() {
     alignas(64) uint32_t tile[256];
     alignas(64) float out[256];
@@ -112,8 +112,8 @@ inline float tile_products() {
 }
 #endif
 
-// Does `tasks` tasks of one kind of arithmetic on all threads. Returns their operations, a multiply-add being two;
-// 0 where the library has no such instruction.
+// Does `tasks` tasks of one kind of arithmetic on all threads. Returns the number of operations, 2 for a
+// multiply-add; 0 if the library does not have the instruction.
 inline int64_t arithmetic(Pool& pool, int which, int tasks) {
     std::atomic<int64_t> found{0};
     pool.for_each(tasks, [&](int, int) {
@@ -141,7 +141,7 @@ inline int64_t arithmetic(Pool& pool, int which, int tasks) {
             operations = int64_t(STEPS) * 4 * 16 * 16 * 32 * 2;
         }
 #endif
-        if (result == result) found.fetch_add(operations, std::memory_order_relaxed);  // never NaN
+        if (result == result) found.fetch_add(operations, std::memory_order_relaxed);  // always true: it is never NaN
     });
     return found.load();
 }

@@ -1,9 +1,9 @@
 // A pool of threads for loops of independent tasks: for_each(n, task) calls task(i, thread) for every i < n.
 //
-// Every thread has a run of the tasks of its own, so that it reads on where it stopped; who is done with his takes
-// from the others', the caller included. A worker that the system has put aside holds nobody
-// up: it is waited for only while it is inside a task. So two engines on the same cores slow each other by
-// what they use and not by waiting in barriers. Workers spin for a moment after a loop, then sleep.
+// Every thread has a run of consecutive tasks, so that it continues reading where it stopped. A thread that has
+// finished its run takes tasks from the others' runs; the caller does the same. A worker that the system has
+// suspended delays nobody unless it is inside a task. So two engines on the same cores slow each other down by
+// what they compute, not by waiting in barriers. Workers spin for a short time after a loop, then sleep.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -43,8 +43,8 @@ class Pool {
 
     int threads() const { return count_; }
 
-    // cost: bytes that the loop reads, or as much work as that. Below WORTH the caller does it alone: two cores
-    // take about a microsecond to pass a loop to each other.
+    // cost: bytes that the loop reads, or as much work as that. Below WORTH the caller does the loop alone: two
+    // cores take about a microsecond to pass a loop to each other.
     static constexpr int64_t WORTH = 96 << 10;
 
     template <class Task> void for_each(int n, const Task& task, int64_t cost = WORTH) {
@@ -56,7 +56,7 @@ class Pool {
         task_ = &task;
         const int all = count_;
         for (int t = 0; t < all; ++t) runs_[t].end = int(int64_t(n) * (t + 1) / all);
-        // Opens the loop: from here on workers may take from it.
+        // Opens the loop: from now on workers can take tasks.
         for (int t = 0; t < all; ++t) runs_[t].next.store(int(int64_t(n) * t / all));
         epoch_.fetch_add(1);
         if (sleeping_.load() > 0) {
@@ -71,7 +71,7 @@ class Pool {
 
   private:
     static constexpr int CLOSED = 1 << 30;
-    static constexpr int SPINS = 4000;  // about 50 us: longer than the pause between two loops of a step
+    static constexpr int SPINS = 4000;  // about 50 us: longer than the time between two loops of a step
 
     struct alignas(64) Run {
         std::atomic<int> next{CLOSED};
@@ -86,8 +86,8 @@ class Pool {
         }
     }
 
-    // A loop's fields are read only after a run gave an index that is not CLOSED, and they are written only while all
-    // runs are CLOSED and nobody is busy: `busy_` goes up before the first index is taken.
+    // A loop's fields are read only after a run gave an index that is not CLOSED. They are written only while
+    // all runs are CLOSED and no worker is busy: `busy_` is increased before the first index is taken.
     void work(int thread) {
         uint32_t seen = 0;
         while (!stop_.load()) {
@@ -120,7 +120,8 @@ class Pool {
     std::vector<std::thread> workers_;
 };
 
-// task(i) for every i < rows, some at a time. Small batches are not worth waking anybody for.
+// Calls task(i) for every i < rows, 8 in a task. For fewer than 16 rows the caller does it alone: waking
+// workers does not pay.
 template <class Task> inline void each_row(Pool& pool, int rows, const Task& task) {
     if (rows < 16) for (int i = 0; i < rows; ++i) task(i);
     else pool.for_each((rows + 7) / 8, [&](int t, int) {

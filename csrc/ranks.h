@@ -1,10 +1,10 @@
-// Ranks: processes or threads that compute a step together, each some outputs of every product. A sum is never cut, so
-// every output has the bits that one rank gives it.
+// Ranks: processes or threads that compute a step together. Each computes some outputs of every product. A sum
+// is never cut, so every output has the same bits as on one rank.
 //
-// On one machine the arrays that they fill together lie in memory that all of them map: a product writes its outputs
-// where the others read them, and then the ranks meet. An array may be written again as soon as its rank has met the
-// others once more: nobody reads it then. On several machines each rank has its own arrays, and a socket to every other
-// one: a product's outputs are sent to all as soon as they are there.
+// On one machine, the arrays that ranks fill together are in memory that all of them map. A product writes its
+// outputs where the others read them; then the ranks meet. A rank can write to an array again after it has met
+// the others once more: then nobody reads it any more. On several machines each rank has its own arrays, and a
+// socket to every other rank. A product's outputs are sent to all of them as soon as they are computed.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -24,18 +24,18 @@
 extern "C" {
 struct NxMeeting {  // at the beginning of the shared memory; zeros at first
     alignas(64) std::atomic<uint32_t> arrived;
-    alignas(64) std::atomic<uint32_t> epoch;  // how often all have met
+    alignas(64) std::atomic<uint32_t> epoch;  // number of times that all have met
     std::atomic<uint32_t> sleeping;
-    alignas(64) std::atomic<uint32_t> broken;  // not 0: some rank is gone, nobody may wait
+    alignas(64) std::atomic<uint32_t> broken;  // not 0: a rank has ended, and nobody may wait
 };
 
 struct NxRanks {
     int32_t rank, size;
-    uint8_t* memory;         // shared; null: there are sockets
-    const int32_t* sockets;  // [size], of this rank any; null: the memory is shared
-    int32_t most_rows;       // of a step
-    int32_t spins;           // before a rank that waits sleeps
-    int64_t waited;          // nanoseconds in meetings and gatherings, all in all
+    uint8_t* memory;         // shared; null: ranks use sockets
+    const int32_t* sockets;  // [size], this rank's is not used; null: the memory is shared
+    int32_t most_rows;       // maximum in a step
+    int32_t spins;           // spins of a waiting rank before it sleeps
+    int64_t waited;          // total nanoseconds in meetings and gatherings
 };
 }
 
@@ -46,7 +46,7 @@ constexpr int MOST_RANKS = 64;
 
 inline void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
 #if defined(__linux__)
-    const timespec most{0, 50000000};  // to look whether somebody is gone
+    const timespec most{0, 50000000};  // 50 ms: then it checks whether a rank has ended
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, value, &most, nullptr, 0);
 #else
     if (word.load() == value) std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -61,7 +61,7 @@ inline void wake_all(std::atomic<uint32_t>& word) {
 #endif
 }
 
-// This rank has come; what to give to `wait`.
+// Says that this rank has arrived. Returns the epoch for `wait`.
 inline uint32_t arrive(NxMeeting& m, int size) {
     const uint32_t epoch = m.epoch.load();
     if (m.arrived.fetch_add(1) + 1 == uint32_t(size)) {
@@ -72,7 +72,7 @@ inline uint32_t arrive(NxMeeting& m, int size) {
     return epoch;
 }
 
-// Every rank has come. Throws RankGone where `broken` says so.
+// Waits until every rank has arrived. Throws RankGone if `broken` is set.
 inline void wait(NxMeeting& m, const std::atomic<uint32_t>& broken, uint32_t epoch, int spins) {
     for (int i = 0; i < spins && m.epoch.load() == epoch; ++i) breathe();
     while (m.epoch.load() == epoch) {
@@ -86,10 +86,10 @@ inline void wait(NxMeeting& m, const std::atomic<uint32_t>& broken, uint32_t epo
 
 inline void meet(NxMeeting& m, int size, int spins) { wait(m, m.broken, arrive(m, size), spins); }
 
-// An array that the ranks fill together; of one rank, a vector that grows.
+// An array that the ranks fill together. With one rank, or with sockets, it is a vector that grows.
 template <class T> class Shared {
   public:
-    // n: elements at most. at: where they are to lie. Returns the bytes that they take.
+    // Sets the address of the shared array. n: maximum of elements. Returns the bytes that they take.
     int64_t lay(uintptr_t at, int64_t n) {
         shared_ = reinterpret_cast<T*>(at);
         return (n * int64_t(sizeof(T)) + 63) / 64 * 64;
@@ -106,13 +106,14 @@ template <class T> class Shared {
     std::vector<T> own_;
 };
 
-// Where part `part` of n outputs begins, in whole units: nextn.distributed.group.bounds.
+// First output of part `part` of n outputs, in whole units, as in nextn.distributed.group.bounds.
 inline int64_t bound(int64_t n, int64_t unit, int part, int parts) {
     const int64_t units = (n + unit - 1) / unit, at = units * part / parts * unit;
     return at < n ? at : n;
 }
 
-// array [rows, stride] elements: of n columns each of these ranks has written its own.
+// Gathers array [rows, stride]: each rank has written its part of the first n columns, and gets those of the
+// others.
 template <class T>
 inline void gather_outputs(const Mesh::Place& place, T* array, int64_t rows, int64_t stride, int64_t n, int64_t unit) {
     int64_t bounds[MOST_RANKS + 1];
@@ -120,7 +121,7 @@ inline void gather_outputs(const Mesh::Place& place, T* array, int64_t rows, int
     Mesh::own().gather(place, reinterpret_cast<uint8_t*>(array), rows, stride * int64_t(sizeof(T)), bounds);
 }
 
-// A rank's place among the others.
+// A rank's place among the others, and its communication with them.
 class Ranks {
   public:
     Ranks() = default;
@@ -131,11 +132,11 @@ class Ranks {
     int rank() const { return r_ ? r_->rank : 0; }
     const NxRanks& given() const { return *r_; }
 
-    // Where this rank's part of n outputs begins and ends.
+    // The range of this rank's part of n outputs.
     int64_t begin(int64_t n, int64_t unit) const { return r_ ? bound(n, unit, r_->rank, r_->size) : 0; }
     int64_t end(int64_t n, int64_t unit) const { return r_ ? bound(n, unit, r_->rank + 1, r_->size) : n; }
 
-    // See gather_outputs; in shared memory there is nothing to do.
+    // See gather_outputs. With shared memory there is nothing to do.
     template <class T> void gather(T* array, int64_t rows, int64_t stride, int64_t n, int64_t unit) const {
         if (!r_ || !r_->sockets) return;
         const Watch watch(*r_);
@@ -145,7 +146,8 @@ class Ranks {
         const Watch watch(*r_);
         Mesh::own().gather(place(), array, rows, stride, bounds);
     }
-    // out_at, in_at [ranks + 1]: where what goes to each rank begins in `out`, and what comes from it in `in`.
+    // Sends bytes to each rank and receives bytes from it. out_at, in_at [ranks + 1]: where the bytes for each
+    // rank begin in `out`, and those from it in `in`.
     void swap(const uint8_t* out, const int64_t* out_at, uint8_t* in, const int64_t* in_at) const {
         const Watch watch(*r_);
         Parcels parcels;
@@ -157,7 +159,8 @@ class Ranks {
         Mesh::own().finish(parcels, r_->spins);
     }
 
-    // After the arrays of a product were gathered: in shared memory that takes no more than that all have come.
+    // Called after the arrays of a product were gathered. With shared memory it waits until all ranks have
+    // arrived.
     void meet() const {
         if (!r_ || r_->sockets) return;
         const Watch watch(*r_);

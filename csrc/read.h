@@ -1,4 +1,4 @@
-// Reading memory and nothing else: the ceiling that the kernels are held against.
+// Reads memory and does nothing else: the upper limit for kernels that read weights.
 #pragma once
 #include <atomic>
 
@@ -7,8 +7,8 @@
 
 namespace {
 
-// All bits of `bytes` bytes at p, added up as words; what is left behind the last whole piece of 512 bytes is
-// not read. Returned so that nothing of it can be left out.
+// Adds up the `bytes` bytes at p as words of 64 bits; the last bytes % 512 are not read. The sum is returned so
+// that the compiler cannot leave out any read.
 inline uint64_t read_all(Pool& pool, const uint8_t* p, int64_t bytes) {
     constexpr int64_t PIECE = 512, TASK = 4096 * PIECE;
     const int64_t pieces = bytes / PIECE * PIECE;

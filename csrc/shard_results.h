@@ -1,8 +1,9 @@
-// Results of shared experts on their way between machines.
+// Sends the results of shared experts between machines.
 //
-// All ranks know the rows and the routes of all groups, and each adds up its own columns of its group's results. So the
-// ranks of the shard that has an expert send its results, f32, to all ranks whose columns they have computed: of every
-// choice of that rank's group in that shard, in the order of the choices. Everybody knows who sends how much to whom.
+// All ranks know the rows and routes of all groups, and each adds up its own columns of its group's results. So
+// the ranks of the shard that has an expert send its results, f32, to each rank whose columns they have
+// computed. They send one result for every choice of that rank's group in the shard, in the order of the
+// choices. Every rank knows how much each rank sends to each other one.
 #pragma once
 #include <algorithm>
 
@@ -12,8 +13,9 @@ namespace {
 
 class ShardResults {
   public:
-    // results [choices][stride], of all groups' rows, each with `top_k` choices: this shard's are there, the columns of
-    // this rank's slice. ids [choices]: physical experts, of which each shard has `own`. Throws RankGone.
+    // Begins to send. results [choices][stride], of all groups' rows with `top_k` choices each: this shard's
+    // are filled in, in the columns of this rank's slice. ids [choices]: physical experts, `own` in each shard.
+    // Throws RankGone.
     void start(const World& world, int lane, const int32_t* ids, int top_k, int own, int64_t stride,
                const float* results) {
         const NxWorld& w = world.given();
@@ -44,7 +46,7 @@ class ShardResults {
         world.start(parcels_);
     }
 
-    // The others' results are there too, of this rank's columns. Throws RankGone.
+    // Waits until the others' results have arrived in this rank's columns. Throws RankGone.
     void finish(const World& world, float* results) {
         world.finish(parcels_);
         const NxWorld& w = world.given();
@@ -64,7 +66,7 @@ class ShardResults {
     struct Columns {
         int64_t first, n;
     };
-    // What `from` has computed of each of its results, and `to` adds up.
+    // The columns that `from` has computed of each of its results, and that `to` adds up.
     Columns passed(const World& world, int from, int to) const {
         const int slice = from % world.slices();
         const auto of_slice = [&](int i) { return bound(stride_, PANEL, i, world.slices()); };
@@ -78,7 +80,7 @@ class ShardResults {
         return of_shard_[size_t(group) * world.given().shards + size_t(shard)];
     }
 
-    std::vector<std::vector<int32_t>> of_shard_;  // choices, by group and shard
+    std::vector<std::vector<int32_t>> of_shard_;  // choices by group and shard
     std::vector<std::vector<float>> out_, in_;    // by rank
     Parcels parcels_;
     int64_t stride_ = 0;

@@ -1,12 +1,12 @@
-// A MoE layer whose routed experts are shared by all ranks, in three stages between which rows and results go round
-// (csrc/world.h). What a rank has of its own, the shared expert, is computed while others are waited for.
+// A MoE layer whose routed experts are shared by all ranks, in three stages. Between the stages, rows and
+// results are exchanged (csrc/world.h). While it waits for other ranks, a rank computes its shared expert.
 //
-//     offer    own rows routed and offered; of the shared expert the first half
-//     compute  this shard's experts on the rows of all groups that chose them
-//     finish   of the shared expert the second half; own results added up
+//     offer    routes and offers this group's rows; first half of the shared expert
+//     compute  this shard's experts, on the rows of all groups that chose them
+//     finish   second half of the shared expert; adds up this group's results
 //
-// On several machines rows are sent to those ranks of other groups that compute some of them, and results to whoever
-// adds them up.
+// On several machines, rows are sent to the ranks of other groups that compute them, and results to the ranks
+// that add them up.
 #pragma once
 #include "group_rows.h"
 #include "moe.h"
@@ -17,10 +17,10 @@ namespace {
 
 class SharedExperts {
   public:
-    // Of the lane's arrays: see LaneArrays.
+    // Sets the lane's arrays, see LaneArrays.
     void lay(const LaneArrays& arrays, int lane) { at_ = arrays, lane_ = lane; }
 
-    // Rows h [rows, stride] f32 and h16, normed. ranks: of this group, which have the same rows.
+    // h [rows, stride] f32 and h16 are normed rows. ranks: those of this group, which have the same rows.
     void offer(Pool& pool, const NxFeedForward& f, const World& world, const Ranks& ranks, const float* h,
                const uint16_t* h16, int rows, int64_t stride, Swiglu& shared) {
         f_ = &f, stride_ = stride, rows_ = rows;
@@ -36,7 +36,7 @@ class SharedExperts {
         at_.results.room(all * k * stride);
         uint16_t* offered = at_.rows.room(stay ? 0 : all * stride);
         rows_at_ = stay ? h16 : offered;
-        const int first = apart ? 0 : ranks.rank(), step = apart ? 1 : each;  // a machine's ranks share the copying
+        const int first = apart ? 0 : ranks.rank(), step = apart ? 1 : each;  // on one machine, ranks share the copying
         if (!stay)
             each_row(pool, (rows - first + step - 1) / step, [&](int n) {
                 const int i = first + n * step;
@@ -100,13 +100,13 @@ class SharedExperts {
         else ticket_ = world.arrive(lane_, foreign * f.down.n_out * 4);
     }
 
-    // y [rows, stride] f32: this rank's columns, of `columns` outputs.
+    // y [rows, stride] f32 <- this rank's columns, `columns` in all.
     void finish(Pool& pool, const World& world, const Ranks& ranks, Swiglu& shared, float* y, int columns) {
         const NxFeedForward& f = *f_;
         const bool is_shared = rows_ && f.shared_gate_up.data;
         if (is_shared) {
             if (beside_.size() < size_t(rows_) * stride_) beside_.resize(size_t(rows_) * stride_);
-            ranks.meet();  // for the inner columns, which were made after all had come
+            ranks.meet();  // `offer` computes the inner columns after the world's meeting
             shared.turn(pool);
             pool.for_each(panels(f.shared_down), [&](int p, int) {
                 shared.down(p, beside_.data() + p * PANEL, stride_);
@@ -127,7 +127,7 @@ class SharedExperts {
     Swiglu routed;
 
   private:
-    // The shards' inner columns lie one after another.
+    // The shards' inner columns are one after another.
     int64_t inner_place(const World& world) const {
         return int64_t(world.shard()) * world.given().groups * world.given().most_rows * f_->top_k;
     }

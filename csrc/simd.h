@@ -1,6 +1,6 @@
-// Sixteen f32 lanes under one name at every instruction set level, and nothing else of it elsewhere.
+// Sixteen f32 lanes under the same names at every instruction set level.
 //
-// The level is what the compiler was given (-mavx512bf16 ...): this file is compiled once for each library.
+// The level is given by the compiler's flags (-mavx512bf16 ...): this file is compiled once for each library.
 // vf: 16 f32. vi: 16 words of 32 bits; a word holds a pair of bf16, the even element in its low half.
 #pragma once
 #include <cmath>
@@ -12,7 +12,7 @@
 #endif
 
 #define NX_UNROLL _Pragma("GCC unroll 8")
-#define NX_INLINE __attribute__((always_inline))  // of a lambda whose captures are to stay in registers
+#define NX_INLINE __attribute__((always_inline))  // for a lambda whose captures have to stay in registers
 
 namespace {
 
@@ -20,7 +20,7 @@ inline float bits_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
 inline uint32_t float_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
 inline float bf16_float(uint16_t b) { return bits_float(uint32_t(b) << 16); }
 
-// Round to nearest even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN.
 inline uint16_t float_bf16(float f) {
     const uint32_t u = float_bits(f);
     if ((u & 0x7fffffffu) > 0x7f800000u) return uint16_t((u >> 16) | 0x40);
@@ -72,13 +72,13 @@ inline void store_bf16(uint16_t* p, vf a) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(r));
 #endif
 }
-// e, or 0 where x is below the limit.
+// For each lane: e, or 0 if x is below the limit.
 inline vf unless_below(vf x, float limit, vf e) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), e);
 }
 inline float sum(vf a) { return _mm512_reduce_add_ps(a); }
 inline float largest(vf a) { return _mm512_reduce_max_ps(a); }
-// 16 e4m3 pairs (32 bytes) as bf16 pairs, and the same for int8: both are exact.
+// 16 e4m3 pairs (32 bytes) as bf16 pairs, exactly. widen_int8 does the same for int8.
 inline vi widen_e4m3(const uint8_t* p) {
     const __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p));
     const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi16(x, 4), _mm512_set1_epi16(0x7f0));
@@ -88,26 +88,26 @@ inline vi widen_e4m3(const uint8_t* p) {
         0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
     const __mmask32 tiny = _mm512_testn_epi16_mask(x, _mm512_set1_epi16(0x78));
     const __m512i found = _mm512_mask_permutexvar_epi16(normal, tiny, x, small);
-    return _mm512_ternarylogic_epi32(found, x, _mm512_set1_epi32(0x7fff7fff), 0xe4);  // the sign is x's
+    return _mm512_ternarylogic_epi32(found, x, _mm512_set1_epi32(0x7fff7fff), 0xe4);  // with the sign of x
 }
 inline vi widen_int8(const uint8_t* p) {
     const __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p));
     const __m512i even = _mm512_srai_epi32(_mm512_slli_epi32(x, 16), 16), odd = _mm512_srai_epi32(x, 16);
     const __m512i a = _mm512_castps_si512(_mm512_cvtepi32_ps(even)), b = _mm512_castps_si512(_mm512_cvtepi32_ps(odd));
-    return _mm512_or_si512(_mm512_srli_epi32(a, 16), b);  // whole numbers below 256: bf16 holds them
+    return _mm512_or_si512(_mm512_srli_epi32(a, 16), b);  // exact: bf16 holds all integers below 256
 }
 #if defined(__AVX512BF16__)
-// Rows a and b of 32 bf16 -> pairs (a[c], b[c]) for 32 columns, in the order that store_columns undoes.
+// Rows a and b of 32 bf16 -> pairs (a[c], b[c]) for 32 columns, in an order that store_columns restores.
 inline void pair_rows(const uint16_t* a, const uint16_t* b, vi& first, vi& second) {
     const vi x = words(a), y = words(b);
     first = _mm512_unpacklo_epi16(x, y);
     second = _mm512_unpackhi_epi16(x, y);
 }
-// Where store_columns finds its columns, of 0-15 in `first` and 16-31 in `second`.
+// Indices by which store_columns picks columns from (first, second): columns 0-15, then 16-31.
 inline __m512i low_columns() { return _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23); }
 inline __m512i high_columns() { return _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31); }
 #else
-// A register of the PARTS that a vf has: here there is one.
+// One of the PARTS registers of a vf; here a vf is one register.
 using part = vf;
 constexpr int PARTS = 1;
 inline part zero_part() { return zero(); }
@@ -115,7 +115,7 @@ inline part splat_part(float x) { return splat(x); }
 inline part load_part(const float* p, int) { return load(p); }
 inline void store_part(float* p, int, part x) { store(p, x); }
 inline part& part_of(vf& x, int) { return x; }
-// 32 bf16, as low and high have them.
+// 32 bf16: the even elements as `low` gives them, the odd ones as `high` does.
 inline void halves(const uint16_t* p, int, part& even, part& odd) {
     const vi w = words(p);
     even = low(w), odd = high(w);
@@ -128,7 +128,7 @@ inline void store_columns(float* p, vf first, vf second) {
     store(p, _mm512_permutex2var_ps(first, low_columns(), second));
     store(p + 16, _mm512_permutex2var_ps(first, high_columns(), second));
 }
-// Lane i of the result is the sum of a[i]; the same tree of additions for every i.
+// Lane i of the result is the sum of a[i]. The additions have the same tree for every i.
 inline vf sums(const vf* a) {
     vf b[8], c[4];
     for (int i = 0; i < 8; ++i)
@@ -153,8 +153,9 @@ namespace {
 namespace {
 #endif
 
-// e**x, relative error below 2e-7 (Cephes); finite above 88, 0 below -64: no sum with a number near 1 in it notices that.
-// Products with smaller numbers would be denormal, which takes a hundred times as long.
+// e**x with a relative error below 2e-7 (Cephes). It is finite above 88. Below -64 it is 0: that does not
+// change a sum that includes a number near 1. Products with smaller numbers would be denormal, which takes a
+// hundred times as long.
 inline vf exp(vf x) {
     constexpr float least = -64.f;
     const vf y = min(max(x, splat(least)), splat(88.3762626f));

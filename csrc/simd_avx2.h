@@ -1,4 +1,5 @@
-// Sixteen f32 lanes as two registers of AVX2: what simd.h promises, with simd_portable.h's order of additions.
+// Sixteen f32 lanes as two AVX2 registers: the functions that simd.h promises, with the order of additions of
+// simd_portable.h.
 #pragma once
 #include <immintrin.h>
 
@@ -17,7 +18,8 @@ inline vf div(vf x, vf y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, 
 inline vf max(vf x, vf y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 inline vf min(vf x, vf y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 inline vf fma(vf x, vf y, vf z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
-// acc += x * y. As an instruction, not an intrinsic: GCC 12 moves sums between registers and to the stack with intrinsics.
+// acc += x * y. As assembly, not an intrinsic: with intrinsics GCC 12 moves sums between registers and to the
+// stack.
 inline void add_product(__m256& acc, __m256 x, __m256 y) { asm("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(x), "x"(y)); }
 inline void add_product(vf& acc, vf x, vf y) { add_product(acc.a, x.a, y.a); add_product(acc.b, x.b, y.b); }
 inline vf as_float(vi w) { return {_mm256_castsi256_ps(w.a), _mm256_castsi256_ps(w.b)}; }
@@ -76,9 +78,10 @@ inline float largest(vf x) {
     for (float lane : lanes) m = lane > m ? lane : m;
     return m;
 }
-// The bytes of bf16 are looked up by the halves of a code's byte. The high one is sign and exponent + 60, from the high half;
-// the low one has the low half in front. Below 8 that is too much: what comes off is looked up by code + 0x78, of which the
-// bytes above 0x7f find nothing.
+// The two bytes of a bf16 are looked up by the halves of a code's byte. The high byte is sign and exponent +
+// 60, looked up by the high half. The low byte has the low half of the code in its upper four bits. For
+// magnitudes below 8 the result is too large. The correction is looked up by code + 0x78; for sums above 0x7f
+// the lookup gives 0.
 inline vi widen_e4m3(const uint8_t* p) {
     const __m256i high = _mm256_broadcastsi128_si256(_mm_setr_epi8(
         60, 61, 62, 63, 64, 65, 66, 67, -68, -67, -66, -65, -64, -63, -62, -61));
@@ -87,7 +90,7 @@ inline vi widen_e4m3(const uint8_t* p) {
     const __m256i small_low = _mm256_broadcastsi128_si256(_mm_setr_epi8(
         0, 0, 0, 0, 0, 0, 0, 0, 0, -0x10, 0x60, char(0x90), -0x40, -0x30, -0x20, -0x10));
     const __m256i half = _mm256_set1_epi8(15);
-    // The order in which unpacking gives outputs 0 .. 7, then 8 .. 15.
+    // Unpacking reorders within 128 bits; in this order it gives outputs 0 .. 7, then 8 .. 15.
     const __m256i x = _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 0xd8);
     const __m256i small = _mm256_add_epi8(_mm256_and_si256(x, _mm256_set1_epi8(0x7f)), _mm256_set1_epi8(0x78));
     const __m256i first = _mm256_add_epi8(_mm256_shuffle_epi8(high, _mm256_and_si256(_mm256_srli_epi16(x, 4), half)),
@@ -96,7 +99,8 @@ inline vi widen_e4m3(const uint8_t* p) {
                                            _mm256_shuffle_epi8(small_low, small));
     return {_mm256_unpacklo_epi8(second, first), _mm256_unpackhi_epi8(second, first)};
 }
-// Element I of 8 int8 pairs, as f32: each byte with its sign turned over is the middle of the mantissa of 2**15 + 128 + q.
+// Element I of 8 int8 pairs, as f32. Each byte, with its sign bit flipped, goes into the middle of the mantissa
+// of a float, which is then 2**15 + 128 + q.
 template <int I> inline __m256 int8_numbers(const uint8_t* p) {
     const __m256i x = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     const __m256i place = _mm256_setr_epi8(-1, I, -1, -1, -1, 2 + I, -1, -1, -1, 4 + I, -1, -1, -1, 6 + I, -1, -1,
@@ -137,7 +141,7 @@ inline __m256 eight_sums(const vf* a) {
 }
 inline vf sums(const vf* a) { return {eight_sums(a), eight_sums(a + 8)}; }
 
-// A register of the PARTS that a vf has, for loops whose sums all stay in registers.
+// One of the PARTS registers of a vf, for loops that keep all sums in registers.
 using part = __m256;
 constexpr int PARTS = 2;
 inline part zero_part() { return _mm256_setzero_ps(); }
@@ -145,14 +149,14 @@ inline part splat_part(float x) { return _mm256_set1_ps(x); }
 inline part load_part(const float* p, int i) { return _mm256_loadu_ps(p + 8 * i); }
 inline void store_part(float* p, int i, part x) { _mm256_storeu_ps(p + 8 * i, x); }
 inline part& part_of(vf& x, int i) { return i ? x.b : x.a; }
-// Part i of 32 bf16, as low and high have it.
+// Part i of 32 bf16: the even elements as `low` gives them, the odd ones as `high` does.
 inline void halves(const uint16_t* p, int i, part& even, part& odd) {
     const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + i);
     even = _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
     odd = _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(int(0xffff0000u))));
 }
 
-// For lines.h.
+// Used by lines.h.
 inline vf whole(vi w) { return {_mm256_cvtepi32_ps(w.a), _mm256_cvtepi32_ps(w.b)}; }
 inline vf of_halves(const uint8_t* p) {
     const vi h = half_words(p), size = h & splat_word(0x7fff);

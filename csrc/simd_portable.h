@@ -1,5 +1,5 @@
-// Sixteen f32 lanes as four of the compiler's own vectors of 16 bytes: what simd.h promises on any machine. Vectors of 64
-// bytes would go through memory wherever the machine's are shorter.
+// Sixteen f32 lanes as four of the compiler's vectors of 16 bytes: the functions that simd.h promises, on any
+// machine. Vectors of 64 bytes would go through memory on machines with shorter registers.
 #pragma once
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "of a pair, the even element is the low half");
@@ -12,7 +12,7 @@ typedef int32_t i4 __attribute__((vector_size(16)));
 struct vf { f4 q[4]; };
 struct vi { u4 q[4]; };
 
-// A vector, quarter by quarter.
+// Makes a vector from of(0) .. of(3), its quarters.
 template <class To, class Of> NX_INLINE inline To each(const Of& of) { return {{of(0), of(1), of(2), of(3)}}; }
 #define NX_EACH(TO, VALUE) each<TO>([&](int i) NX_INLINE { return VALUE; })
 
@@ -36,7 +36,7 @@ inline vf fma(vf x, vf y, vf z) { return NX_EACH(vf, x.q[i] * y.q[i] + z.q[i]); 
 inline void add_product(vf& acc, vf x, vf y) { acc = fma(x, y, acc); }
 inline vf as_float(vi w) { return NX_EACH(vf, (f4)w.q[i]); }
 inline vi as_words(vf x) { return NX_EACH(vi, (u4)x.q[i]); }
-// Of numbers below 2**22: above 2**23 there are no halves, so this adds what rounds them.
+// For numbers below 2**22. Floats above 2**23 have no fraction bits, so adding a number of that size rounds.
 inline vf round_even(vf x) { const vf high = splat(0x1.8p23f); return sub(add(x, high), high); }
 inline vi words(const void* p) { return NX_EACH(vi, quarter<u4>(p, i)); }
 inline vi splat_word(uint32_t w) { const u4 r = {w, w, w, w}; return {{r, r, r, r}}; }
@@ -60,7 +60,7 @@ inline vf unless_below(vf x, float limit, vf e) {
     return NX_EACH(vf, x.q[i] < least ? f4{} : e.q[i]);
 }
 
-// Sixteen numbers of type T as words, the sign kept.
+// Sixteen numbers of type T as words, with sign extension if T is signed.
 template <class T> inline vi lanes_of(const void* p) {
     typedef T narrow __attribute__((vector_size(4 * sizeof(T))));
     narrow x[4];
@@ -99,7 +99,8 @@ inline vf sums(const vf* a) {
         return (c0 + c2) + (c1 + c3);
     });
 }
-// An e4m3 number, in the low byte of a word, as bf16: below 8 steps of 2**-9, else with another exponent.
+// The e4m3 number in the low byte of a word, as bf16. A magnitude code below 8 counts steps of 2**-9; otherwise
+// only the exponent's bias changes.
 inline vi e4m3_bf16(vi x) {
     const vi size = x & splat_word(0x7f), normal = (size << 4) + splat_word(120 << 7);
     const vi small = as_words(mul(whole(size), splat(0x1p-9f))) >> 16;
@@ -124,7 +125,7 @@ inline void store_columns(float* p, vf first, vf second) {
     }
 }
 
-// A register of the PARTS that a vf has, for loops whose sums all stay in registers.
+// One of the PARTS registers of a vf, for loops that keep all sums in registers.
 using part = f4;
 constexpr int PARTS = 4;
 inline part zero_part() { return part{}; }
@@ -133,14 +134,14 @@ inline part load_part(const float* p, int i) { return quarter<f4>(p, i); }
 inline void store_part(float* p, int i, part x) { memcpy(p + 4 * i, &x, 16); }
 inline part& part_of(vf& x, int i) { return x.q[i]; }
 inline void add_product(part& acc, part x, part y) { acc = x * y + acc; }
-// Part i of 32 bf16, as low and high have it.
+// Part i of 32 bf16: the even elements as `low` gives them, the odd ones as `high` does.
 inline void halves(const uint16_t* p, int i, part& even, part& odd) {
     const u4 w = quarter<u4>(p, i);
     even = (f4)(w << 16);
     odd = (f4)(w & 0xffff0000u);
 }
 
-// For lines.h.
+// Used by lines.h.
 inline vf of_halves(const uint8_t* p) {
     const vi h = half_words(p), size = h & splat_word(0x7fff);
     const vi open = NX_EACH(vi, (u4)(size.q[i] >= 0x7c00u) & 0x7f800000u);  // infinite or NaN

@@ -1,62 +1,63 @@
-// A whole step of requests that want nothing but tokens, in one call: the target's rows, its choices after every root
-// and draft, which drafts hold, the NextN module over what is settled, and the next drafts.
+// A whole step, in one call, of requests that want only tokens: the target's rows, its choices after every root
+// and draft, verification of the drafts, the NextN module over the committed positions, and the next drafts.
 //
-// It is the way of nextn.engine.runner for spans whose choices and guesses take nothing but a draw. Its products and
-// choices are those of one call each, so its bits are. nextn/engine/plain_step.py says which spans these are.
+// It does what nextn.engine.runner does, for spans whose choices and guesses depend on nothing but a draw.
+// Products and choices are the same as with one call for each, so the bits are the same.
+// nextn/engine/plain_step.py says which spans these are.
 #pragma once
 #include "guesses.h"
 
 extern "C" {
-struct NxAsked {          // what a request asks for; it does not change
-    NxSampling sampling;  // but for index and rows, which are the step's
-    const int32_t* ends;  // tokens that end it
-    int32_t end_count, limit;  // limit: of its tokens, the prompt's included
+struct NxAsked {          // a request's parameters, which do not change
+    NxSampling sampling;  // except index and rows, which the step sets
+    const int32_t* ends;  // tokens that end the request
+    int32_t end_count, limit;  // limit: maximum of its tokens, with the prompt
 };
 
-struct NxTurn {  // a request's span: known tokens at positions start, start + 1, ..., and then its drafts
+struct NxTurn {  // a request's span: known tokens at positions start, start + 1, ..., then its drafts
     enum { EXTENDS = 1, CUT = 2 };
     int32_t start, known, drafts;
-    int32_t following;   // of a part of a prompt the token after it; -1: the target chooses
-    int32_t pages;       // in the table, one request's after another's
-    int32_t num_steps;   // of the draft to make, at most; that of a part of a prompt is none
+    int32_t following;   // of a prompt chunk: the token after it; -1: the target chooses
+    int32_t pages;       // number of its places in the table, in which requests are one after another
+    int32_t num_steps;   // maximum depth of the draft to make; none is made after a prompt chunk
     int32_t flags;
-    int32_t draft_page;  // number of the first one that the drafter sees
+    int32_t draft_page;  // index of the first page that the drafter sees
     bool chooses() const { return following < 0; }
     int32_t length() const { return start + known; }
 };
 
-struct NxTaken {   // what the step settles for a request
-    int32_t held;  // drafts that hold
-    int32_t token; // the target's own after them; -1: none
-    int32_t kept;  // guesses of the next draft; -1: there is none to make
-    int32_t made;  // those that the cutoff left out included
+struct NxTaken {   // the results of a request in the step
+    int32_t held;  // accepted drafts
+    int32_t token; // the target's choice after them; -1: none
+    int32_t kept;  // guesses kept in the next draft; -1: no draft was to be made
+    int32_t made;  // guesses made, including those that the cutoff did not keep
 };
 
 struct NxStep {
     int32_t spans, vocab;
-    const int32_t* tokens;  // of all spans
+    const int32_t* tokens;  // tokens of all spans
     const NxTurn* turns;    // [spans]
-    float* hidden;          // out, [rows, hidden]: the target's states
-    float* scores;          // room for [choices or spans, vocab], where there is one rank
-    const NxCutoff* cutoff; // for the drafts of those spans that have CUT; null: for none
-    int32_t drafts, max_steps;  // 0: no span extends; the largest num_steps
+    float* hidden;          // out, [rows, hidden]: the target's hidden states
+    float* scores;          // buffer [choices or spans, vocab], needed with one rank
+    const NxCutoff* cutoff; // for the drafts of spans with CUT; null: no cutoff
+    int32_t drafts, max_steps;  // drafts 0: no span extends; max_steps: the largest num_steps
     NxTaken* taken;    // out, [spans]
-    int32_t* guesses;  // out, [drafts made, max_steps]: those of spans whose `kept` is not -1, in order
-    uint8_t* bins;     // out, likewise, of drafts with a cutoff
-    int32_t* work;     // out, [5 + max_steps], see below
+    int32_t* guesses;  // out, [drafts made, max_steps]: for spans whose `kept` is not -1, in order
+    uint8_t* bins;     // out, like guesses: bins, for drafts with a cutoff
+    int32_t* work;     // out, [5 + max_steps], see Work
 };
 }
 
 namespace {
 
-// What ran: rows of the NextN module's first pass; requests that chose, their drafts, and positions before them; how
-// many passes the module made after its first one, and the rows of each.
+// What the step computed: rows of the NextN module's first pass; requests that chose, their drafts, and the
+// positions before them; number of passes after the module's first one, and the rows of each.
 enum Work { EXTENDED, DECODING, DRAFTS, CONTEXT, PASSES, ROWS };
 
 struct Stepper : Guesser {
     using Guesser::Guesser;
 
-    // asked [spans]; table: pages of all spans.
+    // asked [spans]; table: the pages of all spans.
     void step(const NxStep& s, const NxAsked* asked, const int32_t* table) {
         const NxBatch b = lay_spans(s, table);
         {
@@ -70,7 +71,7 @@ struct Stepper : Guesser {
     }
 
   private:
-    struct Arrays {  // of a batch
+    struct Arrays {  // the arrays of a batch
         std::vector<int32_t> tokens, starts, page_at, cu_rows;
         void clear() {
             for (std::vector<int32_t>* v : {&tokens, &starts, &page_at, &cu_rows}) v->clear();
@@ -78,8 +79,8 @@ struct Stepper : Guesser {
         }
     };
     Arrays target, drafter;
-    std::vector<int32_t> places;  // rows of `hidden`: that are chosen after, then that the module takes in
-    std::vector<int32_t> after, num_steps, made, kept, passes;  // of each chain, as NxChains has them
+    std::vector<int32_t> places;  // rows of `hidden`: after which a token is chosen; later the module's input
+    std::vector<int32_t> after, num_steps, made, kept, passes;  // for each chain, as in NxChains
     std::vector<NxSampling> sampling;
     std::vector<uint8_t> cut;
 
@@ -148,7 +149,7 @@ struct Stepper : Guesser {
         }
     }
 
-    // What is settled goes through the module; requests that go on get drafts.
+    // Runs the module over the committed positions. Requests that go on get drafts.
     void draft_all(const NxStep& s, const NxAsked* asked, const NxBatch& b) {
         drafter.clear();
         places.clear();
@@ -177,14 +178,15 @@ struct Stepper : Guesser {
             }
     }
 
-    // Of span i the true positions, each with the token after it; and the chain after them.
+    // Adds the committed positions of span i to the module's input, each with the token after it, and the chain
+    // after them.
     void take_in(const NxStep& s, int i, const NxAsked& asked, const NxBatch& b) {
         const NxTurn& t = s.turns[i];
         NxTaken& taken = s.taken[i];
         const bool own = taken.token >= 0;
         const int first = b.cu_rows[i], tokens = taken.held + own;
-        if (t.chooses() && !tokens) return;  // it does not go on in this step
-        // Without a token of the target's own the last draft is the next root.
+        if (t.chooses() && !tokens) return;  // nothing was committed in this step
+        // If the target made no choice after them, the last draft is the next root.
         const int rows = t.known + (t.chooses() ? tokens - 1 : 0);
         for (int j = 0; j < rows; ++j) {
             const bool last = j + 1 == rows && (own || !t.chooses());

@@ -1,6 +1,6 @@
-// Rows as AMX tiles take them. They are packed tile by tile before a product: where they lie, the 16 rows of a
-// tile would often fall into one set of the first-level cache, and the last tile of a block of k would not end
-// in zeros.
+// Rows in the form that AMX tiles take. They are packed tile by tile before a product, for two reasons. In
+// their original place, the 16 rows of a tile would often fall into one set of the first-level cache. And the
+// last tile of a block of k would not end in zeros.
 #pragma once
 #include <immintrin.h>
 
@@ -12,13 +12,13 @@
 
 namespace {
 
-// Bf16, e4m3 and int8 weights, where no other way is asked for.
+// Bf16, e4m3 and int8 weights, unless NxWeight::way is another one.
 inline bool in_tiles(const NxWeight& w) { return w.kind != F32 && !is_coded(w.kind) && w.way < 2; }
 
 constexpr int TILE_ROWS = 16, TILE_WORDS = 16;  // a tile: 16 rows of 64 bytes
 constexpr int TILE_BYTES = 1024;
 
-// The k tiles of a row that meets a weight. A block of k begins a tile of its own.
+// The tiles of k of a row that is multiplied by a weight. Each block of k begins with a new tile.
 struct Tiling {
     int words, block, per_block, count;
 
@@ -29,8 +29,8 @@ struct Tiling {
     }
 };
 
-// Rows for weights of one shape, in runs: the rows of a run meet the same weights. Of every 16 rows of a run (the last
-// ones fewer) the k tiles lie one after another, each [rows][16 words].
+// Rows for weights of one shape, in runs: the rows of a run are multiplied by the same weights. The k tiles of
+// every 16 rows of a run (the last can be fewer) are one after another, each [rows][16 words].
 class Inputs {
   public:
     // Run r is rows [begin[r], begin[r + 1]) of x.
@@ -42,7 +42,7 @@ class Inputs {
         const int64_t size = int64_t(begin[runs]) * tiles_ * TILE_WORDS;
         if (int64_t(room_.size()) < size + TILE_WORDS) room_.resize(size_t(size) + TILE_WORDS);
         base_ = reinterpret_cast<uint32_t*>((reinterpret_cast<uintptr_t>(room_.data()) + 63) & ~uintptr_t(63));
-        const int parts = runs >= 2 * pool.threads() ? 1 : 2 * pool.threads();  // tasks of one run
+        const int parts = runs >= 2 * pool.threads() ? 1 : 2 * pool.threads();  // tasks in a run
         pool.for_each(runs * parts, [&](int task, int) {
             const int r = task / parts, part = task % parts;
             const int tiles = (begin[r + 1] - begin[r] + TILE_ROWS - 1) / TILE_ROWS;
@@ -54,7 +54,7 @@ class Inputs {
     }
 
     const VectorRows& vectors() const { return vectors_; }
-    // Of the rows from i on, i a run's first row or a multiple of 16 after it.
+    // The tiles of the rows from i on. i: the first row of a run, or a multiple of 16 after it.
     const uint8_t* tiles(int i) const {
         return reinterpret_cast<const uint8_t*>(base_ + int64_t(i) * tiles_ * TILE_WORDS);
     }

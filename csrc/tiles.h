@@ -1,12 +1,12 @@
-// Rows times a panel in AMX tiles: bf16, e4m3 and int8 weights, all numbers of rows.
+// Rows times a panel in AMX tiles: bf16, e4m3 and int8 weights, any number of rows.
 //
-// A tile of a weight is 16 pairs of k by 16 outputs, which is how a panel lies anyway; a tile of rows is up to
-// 16 rows by 16 pairs. TDPBF16PS adds up the even k of a tile in one chain and the odd ones in another; their sum
-// goes to the output's chain of tiles (Intel SDM, volume 2). k is cut into tiles in the same places whatever the
-// number of rows, and a row of a tile does not meet the others: that is all that row invariance needs. A vector
-// dot product adds in another order, so a row alone goes through tiles as well.
+// A tile of a weight is 16 pairs of k by 16 outputs, which is how a panel is stored. A tile of rows is up to 16
+// rows by 16 pairs. TDPBF16PS adds the even k of a tile in one chain and the odd ones in another; their sum is
+// added to the output's chain of tiles (Intel SDM, volume 2). k is cut into tiles in the same places for any
+// number of rows, and the rows of a tile do not affect each other. Row invariance needs nothing else. A vector
+// dot product adds in another order, so a single row goes through tiles as well.
 //
-// Rows are packed first (tile_rows.h). The last tile of a block of k is filled up with zeros, in the rows and in
+// Rows are packed first (tile_rows.h). The last tile of a block of k is padded with zeros, in the rows and in
 // the weight.
 #pragma once
 #include <immintrin.h>
@@ -16,13 +16,13 @@
 
 namespace {
 
-constexpr int MOST_ROWS = 256;  // worked on for one reading of a panel
-constexpr int CHUNK = 8;        // tiles of k that are multiplied with all those rows in turn: 32 KiB of a panel
+constexpr int MOST_ROWS = 256;  // rows that are computed for one read of a panel
+constexpr int CHUNK = 8;        // tiles of k that are multiplied by all those rows in turn: 32 KiB of a panel
 
-// Nothing above may sink below and nothing below rise above: gcc's tile intrinsics do not say what they read.
+// The compiler must not move anything across this: gcc's tile intrinsics do not say what they read.
 inline void settle() { __asm__ volatile("" ::: "memory"); }
 
-struct alignas(64) TileConfig {  // as LDTILECFG wants it
+struct alignas(64) TileConfig {  // the format of LDTILECFG
     uint8_t palette = 1, start = 0, none[14] = {};
     uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     uint8_t rows[16] = {};
@@ -41,15 +41,16 @@ struct TileConfigs {
 };
 constexpr TileConfigs CONFIGS;
 
-// For m <= 32 rows. C 0..3, A 4 and 5, B 6 and 7. C 0 and 1 and A 4 have the first 16 rows, C 2 and 3 and A 5 the
-// rest; if there is none, C 0..3 and A 4 have all.
+// Loads the configuration for m <= 32 rows. Tiles 0..3 are C, 4 and 5 are A, 6 and 7 are B. C 0 and 1 and A 4
+// have the first 16 rows, C 2 and 3 and A 5 the rest. With at most 16 rows, C 0..3 and A 4 have all of them.
 //
-// Loading a configuration costs as much as a small panel, so a thread keeps it from one to the next: a worker for
-// good, the caller until it leaves the library (TileUse), as what else runs on its thread may have its own.
+// Loading a configuration costs as much as a small panel, so a thread keeps it. A worker keeps it forever, the
+// caller until it leaves the library (TileUse), because other code on its thread can have a configuration of
+// its own.
 inline thread_local int configured = 0;
 
 inline void configure(int m) {
-    if (m == TILE_ROWS) m = 2 * TILE_ROWS;  // the same
+    if (m == TILE_ROWS) m = 2 * TILE_ROWS;  // same configuration
     settle();
     if (m != configured) _tile_loadconfig(&CONFIGS.of[m]);
     configured = m;
@@ -66,23 +67,25 @@ struct TileUse {
     TileUse& operator=(const TileUse&) = delete;
 };
 
-// What is read next, from memory to the second-level cache, asked for bit by bit while tiles are multiplied.
+// Prefetches what is read next, from memory into the second-level cache, little by little while tiles are
+// multiplied.
 struct Ahead {
     const uint8_t* at;
-    int lines;  // at each step
+    int lines;  // lines at each step
     void step() {
         for (int i = 0; i < lines; ++i, at += 64) __builtin_prefetch(at, 0, 2);
     }
 };
 
-// A few tiles of k of a panel as bf16: their bytes, and whether they are where the weight is (else in a scratch).
+// A few tiles of k of a panel, as bf16. stored: the data are in the weight itself, not in a scratch buffer.
 struct Weights {
     const uint8_t* data;
     int tiles;
     bool stored;
 };
 
-// Words [from, to) of a panel, wider kinds as they are, narrow ones and a last tile that is not full in `scratch`.
+// Words [from, to) of a panel. Bf16 is used as stored; other kinds, and a range that does not end with a full
+// tile, are copied to `scratch`.
 template <class Load, int V> inline Weights weights_of(const uint8_t* w, int from, int to, uint8_t* scratch) {
     const int count = to - from, tiles = (count + TILE_WORDS - 1) / TILE_WORDS;
     const uint8_t* source = w + int64_t(from) * V * Load::bytes;
@@ -118,7 +121,7 @@ template <int V> inline void one_tile(const uint8_t* a, int m, const Weights& b,
         if constexpr (V > 1) { _tile_loadd(7, w + 64, wide); _tile_dpbf16ps(1, 4, 7); }
         if constexpr (V > 2) { _tile_loadd(6, w + 128, wide); _tile_dpbf16ps(2, 4, 6); }
         if constexpr (V > 3) { _tile_loadd(7, w + 192, wide); _tile_dpbf16ps(3, 4, 7); }
-        if (b.stored)  // after what is needed now
+        if (b.stored)  // after the loads that are needed now
             for (int i = 0; i < 16 * wide; i += 64) __builtin_prefetch(w + ahead + i);
     }
     _tile_stored(0, sums, line);
@@ -127,7 +130,7 @@ template <int V> inline void one_tile(const uint8_t* a, int m, const Weights& b,
     if constexpr (V > 3) _tile_stored(3, sums + 48, line);
 }
 
-// sums [rows][64] += a complete block's parts, scaled.
+// sums [rows][64] += the sums of a complete block, scaled.
 template <int V> inline void add_scaled(const float* parts, int rows, const float* scales, float* sums) {
     for (int i = 0; i < rows * PANEL; i += PANEL)
         for (int v = 0; v < V; ++v) {
@@ -136,7 +139,7 @@ template <int V> inline void add_scaled(const float* parts, int rows, const floa
         }
 }
 
-// Vector v of n <= 16 words of a panel of V vectors as a tile of bf16.
+// tile <- vector v of n <= 16 words of a panel of V vectors, as bf16.
 template <class Load, int V> inline void widen_tile(const uint8_t* w, int v, int n, uint8_t* tile) {
     constexpr int ahead = 4096;
     w += v * Load::bytes;
@@ -147,7 +150,8 @@ template <class Load, int V> inline void widen_tile(const uint8_t* w, int v, int
     for (int i = n; i < TILE_WORDS; ++i) _mm512_store_si512(tile + i * 64, _mm512_setzero_si512());
 }
 
-// sums [m][64] = m <= 16 rows times a panel with scales. The next tiles are widened while these are multiplied.
+// sums [m][64] = m <= 16 rows times a panel with scales. The next tiles are widened while the current ones are
+// multiplied.
 template <class Load, int V>
 inline void few_rows(const uint8_t* a, int m, const Tiling& tiling, const uint8_t* w, const float* scales,
                      float* sums) {
@@ -207,7 +211,7 @@ inline void few_rows(const uint8_t* a, int m, const Tiling& tiling, const uint8_
     }
 }
 
-// sums [16 + m][64] (+)= 16 + m rows times one or two vectors of outputs out of V.
+// sums [16 + m][64] (+)= 16 + m rows times one vector of outputs (Two: two vectors) of V.
 template <int V, bool Two>
 inline void two_tiles(const uint8_t* a, const uint8_t* low, int m, const Weights& b, int vector, float* sums,
                       bool fresh, Ahead& ahead) {
@@ -238,7 +242,7 @@ inline void two_tiles(const uint8_t* a, const uint8_t* low, int m, const Weights
     if constexpr (Two) { _tile_stored(1, upper + 16, line); _tile_stored(3, lower + 16, line); }
 }
 
-// sums [m][64] (+)= m <= 32 rows times a panel's tiles b, `done` tiles of k after the rows' first.
+// sums [m][64] (+)= m <= 32 rows times a panel's tiles b. done: tiles of k before these.
 template <int V>
 inline void multiply(const uint8_t* a, int64_t a_row, int m, int done, const Weights& b, float* sums, bool fresh,
                      Ahead& ahead) {
@@ -249,7 +253,7 @@ inline void multiply(const uint8_t* a, int64_t a_row, int m, int done, const Wei
     if constexpr (V > 2) two_tiles<V, (V > 3)>(up, low, rest, b, 2, sums, fresh, ahead);
 }
 
-// Up to MOST_ROWS packed rows times one panel; the result is in sums [rows][64].
+// sums [rows][64] <- up to MOST_ROWS packed rows times one panel.
 template <class Load, int V>
 void tiles_product(const uint8_t* a, int rows, const Tiling& tiling, const uint8_t* w, const float* scales,
                    float* sums) {
@@ -260,13 +264,13 @@ void tiles_product(const uint8_t* a, int rows, const Tiling& tiling, const uint8
         for (int i = 0; i < rows * PANEL; i += 16) store(sums + i, zero());
     }
     alignas(64) uint8_t scratch[CHUNK * V * TILE_BYTES];
-    alignas(64) float parts[scaled ? MOST_ROWS * PANEL : 16];  // of a block of k that is not complete
+    alignas(64) float parts[scaled ? MOST_ROWS * PANEL : 16];  // sums of a block of k that is not complete
     const int64_t a_row = int64_t(tiling.count) * 64;
     for (int block = 0, done = 0; block < tiling.words; block += tiling.block) {
         const int end = block + tiling.block < tiling.words ? block + tiling.block : tiling.words;
         for (int from = block, upto; from < end; from = upto) {
             upto = from + chunk < end && rows > TILE_ROWS ? from + chunk : end;
-            // A last tile that is not full goes by itself.
+            // A last tile that is not full is done by itself.
             if (!scaled && upto - from > TILE_WORDS) upto -= (upto - from) % TILE_WORDS;
             const Weights b = weights_of<Load, V>(w, from, upto, scratch);
             const bool fresh = from == block, complete = upto == end;
@@ -299,7 +303,7 @@ using TilesProduct = void (*)(const uint8_t*, int, const Tiling&, const uint8_t*
 const TilesProduct TILES[3][4] = {NX_V(Bf16Line), NX_V(E4m3Line), NX_V(Int8Line)};
 #undef NX_V
 
-// As chains_by_panel, of taken rows; `from` is a run's first row or a multiple of 16 after it.
+// As chains_by_panel, for packed rows. from: the first row of a run, or a multiple of 16 after it.
 template <class Done>
 inline void tiles_by_panel(const Inputs& x, int from, int to, const NxWeight& w, const Panel& panel, const Done& done) {
     alignas(64) float sums[MOST_ROWS * PANEL];

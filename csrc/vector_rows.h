@@ -1,5 +1,5 @@
-// Rows as products in vector registers read them: as they lie, or, for f32 multiply-adds, widened to f32; and their
-// sums over each cell of a few-bit weight.
+// Rows in the form that products in vector registers read: as they are, or widened to f32 for f32
+// multiply-adds. Also their sums over each cell of a few-bit weight.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -11,14 +11,14 @@
 
 namespace {
 
-// The sum of n bf16 (a multiple of 16): the same order of additions wherever they lie.
+// The sum of n bf16 (a multiple of 16), always in the same order of additions.
 inline float sum_of(const uint32_t* row, int n) {
     vf total = zero();
     for (int k = 0; k < n; k += 16) total = add(total, widen_bf16(reinterpret_cast<const uint16_t*>(row) + k));
     return sum(total);
 }
 
-// Pairs of bf16 -> f32, n words.
+// Widens n pairs of bf16 to f32.
 inline void widen_words(const uint32_t* from, int n, float* to) {
     int i = 0;
     for (; i + 8 <= n; i += 8) store(to + 2 * i, widen_bf16(reinterpret_cast<const uint16_t*>(from + i)));
@@ -27,7 +27,7 @@ inline void widen_words(const uint32_t* from, int n, float* to) {
 
 class VectorRows {
   public:
-    // pairs: they meet the weight as pairs of bf16, not as f32.
+    // pairs: the product reads pairs of bf16, not f32.
     void take(Pool& pool, const Rows& x, int rows, const NxWeight& w, bool pairs) {
 #if defined(NX_BYTES)
         if (by_bytes(w)) return bytes_.take(pool, x, rows, w);
@@ -38,7 +38,7 @@ class VectorRows {
         if (!coded && !wide) return;
         const int inputs = coded ? coded_layout(w.kind).inputs(w.block) : 0, words = w.n_in / 2;
         cells_ = coded ? w.n_in / inputs : 0;
-        // An odd number of lines, so that rows do not fall into the same sets of the first-level cache.
+        // An odd number of cache lines, so that rows do not fall into the same sets of the first-level cache.
         stride_ = (int64_t(w.n_in) + 15) / 16 * 16 | 16;
         if (coded) sums_.resize(std::max(sums_.size(), size_t(rows) * cells_));
         if (wide) wide_.resize(std::max(wide_.size(), size_t(rows) * stride_));
@@ -50,7 +50,7 @@ class VectorRows {
         pool.for_each(rows, [&](int i, int) { one(i); }, int64_t(rows) * w.n_in * 4);
     }
     const uint32_t* words(int i) const { return rows_(i); }
-    // f32 rows lie so already.
+    // f32 rows are in this form already.
     const float* wide(int i) const {
         return is_wide_ ? wide_.data() + size_t(i) * stride_ : reinterpret_cast<const float*>(rows_(i));
     }

@@ -1,18 +1,20 @@
-// All ranks that share the routed experts of a model: of every attention group, each with requests of its own. They lie
-// in `shards` shards, each of whole experts; the ranks of one shard have slices of each of them, as csrc/ranks.h cuts.
+// All ranks that share the routed experts of a model. They belong to attention groups, each with its own
+// requests. The experts are divided into `shards` shards of whole experts. The ranks of a shard each have a
+// slice of each of its experts, cut as in csrc/ranks.h.
 //
-// In a MoE layer each rank offers its rows where all read them. Each shard computes its experts for whoever chose
-// them, and puts a result for every choice back, f32, where the row's owner adds them in the usual order. So a row has
-// the bits that one rank alone gives it, whoever has an expert, and whoever else is there.
+// In a MoE layer each rank offers its rows to all. Each shard computes its experts for the rows that chose them
+// and returns one result for every choice, f32. The row's owner adds them in the usual order. So a row has the
+// same bits as on one rank, with any placement of experts and any other ranks.
 //
-// On one machine, in memory that all of them map:
+// On one machine, this is in memory that all ranks map:
 //
-//     page 0     meetings, one for each lane; rows of the groups
-//     each lane  rows [groups][most_rows][hidden] bf16, ids [groups][most_rows][top_k], results beside them, f32,
+//     page 0     meetings, one for each lane; number of rows of the groups
+//     each lane  rows [groups][most_rows][hidden] bf16, ids [groups][most_rows][top_k], a result for each id, f32,
 //                inner columns of the shards
 //
-// On several machines each rank has its own arrays and a socket to every other one. Ranks of one group have the same rows
-// and routes. Those of other groups get the rows (csrc/group_rows.h), and results are sent back (csrc/shard_results.h).
+// On several machines each rank has its own arrays and a socket to every other rank. The ranks of a group have
+// the same rows and routes. Ranks of other groups get the rows (csrc/group_rows.h), and results are sent back
+// (csrc/shard_results.h).
 #pragma once
 #include <algorithm>
 
@@ -21,17 +23,17 @@
 extern "C" {
 struct NxWorld {
     int32_t rank, size, groups, shards;
-    int32_t most_rows;         // of a group in a step
+    int32_t most_rows;         // maximum of a group in a step
     int32_t spins;
-    uint8_t* memory;           // shared; zeros at first; null: there are sockets
-    const int32_t* sockets;    // [size], of this rank any; null: the memory is shared
-    int32_t dynamic;           // replicas of an expert take turns from row to row; else each group has its own
-    int32_t epoch;             // by turns, of nx_world_step
-    int32_t two;               // does this step go in two lanes?
-    int32_t rows[2][64];       // of each group, in this step: in either lane
-    int64_t waited, sent;      // nanoseconds, and bytes to other ranks, all in all
-    double link;               // nanoseconds that each byte is to take between ranks; 0: what it takes. For experiments
-    int64_t link_free;         // when the last one has arrived
+    uint8_t* memory;           // shared, zeros at first; null: ranks use sockets
+    const int32_t* sockets;    // [size], this rank's is not used; null: the memory is shared
+    int32_t dynamic;           // 1: replicas of an expert take turns from row to row; 0: each group uses one
+    int32_t epoch;             // 0 and 1 in turns, one for each nx_world_step
+    int32_t two;               // 1: this step has two lanes
+    int32_t rows[2][64];       // rows of each group in this step, in each lane
+    int64_t waited, sent;      // total nanoseconds of waiting; total bytes sent to other ranks
+    double link;               // simulated nanoseconds for each byte between ranks; 0: none. For experiments
+    int64_t link_free;         // with link: when the last byte has arrived
     int64_t all_sent;          // with sockets: bytes that all ranks of this group had sent before this step
 };
 }
@@ -42,13 +44,13 @@ constexpr int LANES = 2;
 constexpr int64_t MEETING_STRIDE = 256, ROWS_AT = LANES * MEETING_STRIDE;
 static_assert(sizeof(NxMeeting) <= MEETING_STRIDE, "one after another");
 
-// What one lane of rows needs, in memory that all ranks map.
+// The arrays of one lane of rows, in memory that all ranks map.
 struct LaneArrays {
     Shared<uint16_t> rows, inner;
     Shared<int32_t> ids;
     Shared<float> results;
 
-    // Returns the bytes up to its end.
+    // Sets the addresses of the arrays, from offset `at` on. Returns the offset of their end.
     int64_t lay(uintptr_t memory, int64_t at, const NxWorld& w, int64_t hidden, int64_t top_k, int64_t inner_width) {
         const int64_t count = int64_t(w.groups) * w.most_rows;
         at += rows.lay(memory + at, count * hidden);
@@ -66,26 +68,27 @@ class World {
 
     explicit operator bool() const { return w_ != nullptr; }
     const NxWorld& given() const { return *w_; }
-    bool apart() const { return w_->sockets != nullptr; }  // on several machines
+    bool apart() const { return w_->sockets != nullptr; }  // ranks are on several machines
     int size() const { return w_->size; }
-    int each() const { return w_->size / w_->groups; }  // ranks of a group
+    int each() const { return w_->size / w_->groups; }  // number of ranks in a group
     int group() const { return w_->rank / each(); }
     int slices() const { return w_->size / w_->shards; }
     int slice() const { return w_->rank % slices(); }
     int shard() const { return w_->rank / slices(); }
 
-    // The number of a group's row among those of all. Arrays of one's own have no room between groups.
+    // The index of a group's row among the rows of all groups. Arrays of a rank's own have no gaps between
+    // groups.
     int64_t place(int lane, int group, int64_t row) const {
         if (!apart()) return int64_t(group) * w_->most_rows + row;
         for (int g = 0; g < group; ++g) row += w_->rows[lane][g];
         return row;
     }
 
-    // This rank's slice of n outputs.
+    // First of the n outputs in this rank's slice.
     int64_t begin(int64_t n, int64_t unit) const { return bound(n, unit, slice(), slices()); }
 
-    // Says how many rows this group has in this step, in two lanes if it is large enough for all, and learns it of all
-    // groups. Throws RankGone.
+    // Tells all groups how many rows this group has in this step, and gets their numbers. The step has two
+    // lanes if any group wants them: `first` rows in one and `rest` in the other. Throws RankGone.
     void step(int32_t first, int32_t rest, bool wanted) const {
         if (apart()) return step_apart(first, rest, wanted);
         constexpr int NUMBERS = 3;
@@ -104,10 +107,10 @@ class World {
         w_->two = two;
     }
     int rows(int lane, int group) const { return w_->rows[lane][group]; }
-    int64_t all_rows(int lane) const { return place(lane, w_->groups, 0); }  // with sockets
+    int64_t all_rows(int lane) const { return place(lane, w_->groups, 0); }  // with sockets only
     bool two() const { return w_->two != 0; }
 
-    // See gather_outputs, among the slices of this rank's shard.
+    // See gather_outputs, for the slices of this rank's shard.
     template <class T> void gather(T* array, int64_t rows, int64_t stride, int64_t n, int64_t unit) const {
         const Watch watch(*w_);
         gather_outputs({slice(), slices(), w_->spins, w_->sockets + shard() * slices()}, array, rows, stride, n, unit);
@@ -125,9 +128,9 @@ class World {
 
     struct Ticket {
         uint32_t epoch;
-        int64_t due;  // with a slow link: when what this rank sends has arrived
+        int64_t due;  // with `link`: when the bytes that this rank sends have arrived
     };
-    // bytes: that this rank sends to others.
+    // bytes: how many this rank sends to others.
     Ticket arrive(int lane, int64_t bytes) const {
         w_->sent += bytes;
         if (w_->link > 0) w_->link_free = std::max(w_->link_free, now()) + int64_t(w_->link * double(bytes));
@@ -148,7 +151,7 @@ class World {
         ~Watch() { w.waited += now() - from; }
     };
 
-    // The first rank of each group says what all of it do.
+    // step() with sockets. The first rank of each group decides for the group.
     void step_apart(int32_t first, int32_t rest, bool wanted) const {
         constexpr int NUMBERS = 4;
         const int64_t n = int64_t(NUMBERS) * w_->size;

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy: `import nextn` must not cost what `import torch` costs.
+    # Lazy, so that `import nextn` does not import torch.
     if name == "LLM":
         from nextn.llm import LLM
 

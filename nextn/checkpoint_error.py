@@ -1,5 +1,5 @@
-"""The error for a checkpoint that cannot be used, whatever its format."""
+"""The error for a checkpoint of any format that cannot be used."""
 
 
 class CheckpointError(ValueError):
-    """The message names the file and, where known, the tensor or the key."""
+    """The message names the file and, if known, the tensor or key."""

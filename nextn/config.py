@@ -1,8 +1,8 @@
-"""Every option once: name, default, help. The CLI, the checks and docs/options.md come from here.
+"""All options: name, default and help. The CLI, the checks and docs/options.md are made from them.
 
-Names are SGLang's where SGLang has the option; vLLM's and xLLM's spellings are aliases. Those of ranks are in
-`nextn.parallel_config`, those of drafts in `nextn.speculation_config`, and those that only the server has in
-`nextn.server_config`.
+If SGLang has an option, nextn uses its name; vLLM's and xLLM's spellings are aliases. `nextn.parallel_config`
+has the options of ranks, `nextn.speculation_config` those of drafts, `nextn.server_config` those of the
+server alone.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from nextn.parallel_config import ParallelConfig
 from nextn.speculation_config import SpeculationConfig
 
 EMBEDDED = "nextn-tiny"
-FAKE = "fake"  # the model of scripted logits, nextn.models.fake
-# Instruction set levels of the native kernels, each of which includes those before it (csrc/machine.h).
+FAKE = "fake"  # the model with scripted logits, nextn.models.fake
+# Instruction set levels of the native kernels. Each includes the levels before it (csrc/machine.h).
 CPU_LEVELS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
 
-GROUPS = (32, 64, 128)  # inputs that may share a scale of --quantization w4a16
+GROUPS = (32, 64, 128)  # allowed numbers of inputs that share a scale, --quantization w4a16
 DEFAULT_GROUP = 32
 
 
 def model_folder(model_path: str) -> Path:
-    """Where a model lies. The embedded model's name stands for its folder in the package; so does the
-    fake model's, which borrows its tokenizer. A GGUF file's folder is made from it.
+    """Returns a model's folder. The embedded model's name means its folder in the package. So does the fake
+    model's name, because that model uses the same tokenizer. A GGUF file is converted into a folder first.
 
     Raises CheckpointError (a ValueError) for a GGUF file that cannot be served, and for the name of a model
     whose package is not installed.
@@ -45,8 +45,8 @@ def model_folder(model_path: str) -> Path:
 
 
 def hub_hint(path: str) -> str:
-    """How to download a model of the Hugging Face hub, if the path looks like the name of one, such as
-    deepseek-ai/DeepSeek-V3; else ""."""
+    """Returns how to download a model from the Hugging Face hub, if `path` looks like a model's name there,
+    such as deepseek-ai/DeepSeek-V3; otherwise ""."""
     match = re.fullmatch(r"[A-Za-z0-9][\w.-]*/([A-Za-z0-9][\w.-]*)", path)
     if not match:
         return ""
@@ -54,14 +54,14 @@ def hub_hint(path: str) -> str:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on; where the system does not say (macOS), all there are."""
+    """Number of cores that this process may run on. All cores if the system does not tell (macOS)."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
 class EngineConfig(ParallelConfig, SpeculationConfig):
-    """The options of one engine. Frozen: state of the running engine is kept elsewhere.
+    """The options of one engine. Frozen: the state of a running engine is kept elsewhere.
 
     `check` raises a ValueError that names the option, as on the command line, and the fix.
     """
@@ -264,7 +264,7 @@ class EngineConfig(ParallelConfig, SpeculationConfig):
 
     @property
     def drafter_path(self) -> str | None:
-        """Where the MTP layer is, if it is not in the model's own folder."""
+        """Folder or file of the MTP layer, if it is not in the model's own folder."""
         if self.speculative_draft_model_path is not None or self.load_format == "dummy":
             return self.speculative_draft_model_path
         packaged = packaged_drafter(self.model_path)
@@ -272,9 +272,9 @@ class EngineConfig(ParallelConfig, SpeculationConfig):
 
     @property
     def int4_group(self) -> int:
-        """Inputs that share a scale with --quantization w4a16."""
+        """Number of inputs that share a scale with --quantization w4a16."""
         return self.quantization_group_size or DEFAULT_GROUP
 
     def overlaps(self, device: str) -> bool:
-        """Is a step on this type of device planned before the result of the last one is known?"""
+        """Whether a step on this type of device is planned before the previous step's result is known."""
         return self.overlap_schedule == "on" or (self.overlap_schedule == "auto" and device != "cpu")

@@ -1,8 +1,8 @@
-"""What a text must match: how a request says it, and a request's way through it. Pure.
+"""Constraints on a request's text, and a request's position in its grammar. Without tensors or I/O.
 
-The engine knows no grammar library: whoever builds it brings a `CompiledGrammar` for each request that asks
-for one (`nextn.grammar` has two). A `GrammarCursor` holds its grammar at the request's last committed token
-and says what is allowed there and after drafts.
+The engine contains no grammar library. The caller of `Engine.add` supplies a `CompiledGrammar` for each
+request with a constraint (`nextn.grammar` has two libraries). A `GrammarCursor` keeps a grammar at the
+request's last committed token, and says which tokens are allowed there and after drafts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nextn.draft import Draft
 
-if TYPE_CHECKING:  # the HTTP process does without numpy
+if TYPE_CHECKING:  # the HTTP process does not need numpy
     import numpy as np
     from numpy.typing import NDArray
 
@@ -24,8 +24,8 @@ KINDS = ("json_schema", "regex", "choice", "ebnf", "lark", "structural_tag")
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """kind: one of KINDS. text: the regex or grammar; JSON of the schema, of the list of strings to choose
-    from, of the structural tag. after: a token such as "</think>", before which the text is free."""
+    """kind: one of KINDS. text: the regex or grammar; or JSON: of the schema, of the list of strings to
+    choose from, or of the structural tag. after: a token such as "</think>"; the text before it is free."""
 
     kind: str
     text: str
@@ -39,35 +39,37 @@ class Constraint:
 
 
 class Grammar(Protocol):
-    """A compiled constraint after some tokens. One for each request; what it was made from may be shared."""
+    """A compiled constraint after some tokens. Each request has its own; requests may share the
+    CompiledGrammar."""
 
     def mask(self) -> NDArray[np.bool_]:
-        """[vocabulary]: which tokens may follow. End tokens are never among them. The caller's to keep."""
+        """[vocabulary], bool: which tokens may follow. End tokens are never included. The caller may keep the
+        array."""
 
     @property
     def accepting(self) -> bool:
-        """May the text end here?"""
+        """Whether the text may end here."""
 
     @property
     def failure(self) -> str | None:
-        """The limit that it came to: there is no way on, nor back."""
+        """The limit that it exceeded, or None. After that, nothing is allowed, and rollback does not help."""
 
     def advance(self, tokens: Sequence[int]) -> int:
-        """Takes the tokens one by one, up to the first that may not follow. How many it took."""
+        """Takes the tokens one by one, up to the first that is not allowed. Returns the number taken."""
 
     def rollback(self, count: int) -> None:
-        """Takes back the last `count` tokens."""
+        """Undoes the last `count` tokens."""
 
 
 class CompiledGrammar(Protocol):
-    """What grammars of one constraint are made from, each at its beginning."""
+    """A compiled constraint. `begin` makes a grammar at the beginning of a text."""
 
     def begin(self) -> Grammar: ...
 
 
 class Allowed(NamedTuple):
-    """tokens [vocabulary]: what may follow; end tokens too where the text may end. ended: nothing but the end
-    may follow. dead: not even that."""
+    """tokens: [vocabulary], the tokens that may follow, including end tokens if the text may end. ended: only
+    an end token may follow. dead: no token may follow."""
 
     tokens: NDArray[np.bool_]
     ended: bool
@@ -75,8 +77,8 @@ class Allowed(NamedTuple):
 
 
 class Took(NamedTuple):
-    """Of the tokens that a step would commit the first `kept`. ended: the text is complete with the last of
-    them. error: why nothing may follow them."""
+    """The result of a commit: the first `kept` tokens are committed. ended: the text is complete with the
+    last of them. error: why no token may follow them."""
 
     kept: int
     ended: bool = False
@@ -86,19 +88,19 @@ class Took(NamedTuple):
 class GrammarCursor:
     """A request's grammar at its last committed token. Not thread-safe.
 
-    What the grammar's library raises stays in here: from then on `failed` says so, nothing is allowed or
-    forced any more, and `commit` is an error.
+    Exceptions of the grammar library do not leave this class. After one, `failed` has the message, nothing is
+    allowed or forced any more, and `commit` returns an error.
     """
 
     def __init__(self, grammar: Grammar, end_ids: frozenset[int]) -> None:
         """end_ids: the tokens that end the request."""
         self.grammar, self.end_ids = grammar, end_ids
-        # What drafting asks for is asked again when the drafts are verified. None: no such path.
+        # What drafting asks for is asked again when the drafts are verified. None: the path is not allowed.
         self._known: dict[tuple[int, ...], Allowed | None] = {}
         self.failed: str | None = None
 
     def replay(self, output: Sequence[int]) -> None:
-        """Goes on by tokens that another cursor of the request took before."""
+        """Advances by tokens that another cursor of this request has already taken."""
         try:
             if self.grammar.advance(output) < len(output):
                 self.failed = self._why()
@@ -106,7 +108,8 @@ class GrammarCursor:
             self._fail(e)
 
     def allowed(self, path: Sequence[int] = ()) -> Allowed | None:
-        """After these drafts; None if they may not stand there themselves, or if the text has ended."""
+        """The tokens allowed after these drafts. None if a draft itself is not allowed, or if the text has
+        ended."""
         key = tuple(path)
         if key not in self._known:
             self._known[key] = self._look(key)
@@ -132,12 +135,12 @@ class GrammarCursor:
         return found
 
     def _fail(self, error: BaseException) -> None:
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):  # Rust's panics are no Exception either
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):  # Rust's panics are not Exceptions either
             raise error
         self.failed = f"the grammar's library failed: {type(error).__name__}: {error}"
 
     def forced(self, most: int) -> list[int]:
-        """What follows, at most so many tokens, as far as each is the only one allowed."""
+        """The next tokens, at most `most`, as long as each is the only one allowed."""
         path: list[int] = []
         while len(path) < most:
             after = self.allowed(path)
@@ -150,7 +153,8 @@ class GrammarCursor:
         return path
 
     def commit(self, tokens: Sequence[int]) -> Took:
-        """Goes on by the tokens that the step settled. A token that ends the request is the last of them."""
+        """Advances by the tokens that a step has chosen. A token that ends the request is the last of
+        them."""
         path: tuple[int, ...] = ()
         took = None
         for i, token in enumerate(tokens):
@@ -172,13 +176,13 @@ class GrammarCursor:
         except BaseException as e:
             self._fail(e)
             return Took(0, error=self.failed)
-        if n < len(path):  # it came to a limit since the token was allowed, after a draft
+        if n < len(path):  # it has exceeded a limit since the token was allowed as a draft
             return Took(n + 1, error=self._why())
         self._known = {known[n:]: what for known, what in self._known.items() if known[:n] == path}
         return took
 
     def stuck(self) -> str | None:
-        """Why nothing may follow; None if something may."""
+        """Why no token may follow; None if one may."""
         after = self.allowed()
         if after is None:
             return self.failed or self._why()
@@ -188,7 +192,7 @@ class GrammarCursor:
         return self.grammar.failure or "the grammar has no way to go on from here"
 
     def prune(self, draft: Draft) -> Draft:
-        """The draft without the nodes that the grammar would turn down, and what is under them."""
+        """The draft without nodes that the grammar does not allow, and without their descendants."""
         keep: list[int] = []
         for node, token in enumerate(draft.tokens):
             path = [draft.tokens[i] for i in draft.path(node)[:-1]]

@@ -1,22 +1,22 @@
-"""How far a chain of guesses goes on, guess by guess, from the drafter's confidence. Pure.
+"""Decides how far a chain of guesses continues, guess by guess, from the drafter's confidence. Without I/O.
 
-Confidence is by how much a guess was ahead of the next best, in logits, noise included, since the target
-chooses with the same noise. It says far more than the depth does: with nextn-tiny a guess with a confidence
-below 0.25 holds in 43 of 100 cases, one above 2 in 99, at any depth. How often guesses of each bin of
-confidence hold is counted as they are verified (`nextn.speculative.depth.worth`).
+The confidence of a guess is the difference between its logit and the second-best one. Both include the noise,
+because the target chooses with the same noise. It predicts much better than the depth whether a guess holds
+(is accepted). With nextn-tiny, 43 of 100 guesses hold at a confidence below 0.25, and 99 above 2, at any
+depth. `nextn.speculative.depth.worth` counts how many verified guesses hold in each bin of confidence.
 
-So a chain has at every point a probability that all of it holds, and a step gains by
+So at each point of a chain, the probability that all its guesses hold is known. A step gains from
 
-    verifying a guess   if that is more than a row of the target's step costs (`keep`),
-    guessing once more  if that, times how often guesses hold, is more than a guess and its row cost (`each`),
-                        and if over all chains what is gained is more than the pass costs (`passing`),
+    verifying a guess   if that probability exceeds the cost of a row in the target's step (`keep`),
+    another guess       if that probability, times the average rate at which guesses hold, exceeds the cost of
+                        a guess and its row (`each`), and the gains of all chains exceed the cost of the
+                        pass (`passing`).
 
-costs being seconds times the tokens per second that the engine makes. `CutChains` is the rule; the native
-kernels have it in C++ (csrc/guesses.h), so that a step's chains are one call.
+Costs are seconds times the engine's tokens per second, so they are in tokens. `CutChains` is the rule. The
+native kernels implement it in C++ (csrc/guesses.h), so that a step's chains are one call.
 
-EAGLE-2 (arXiv 2406.16858) found the drafter's confidence to tell acceptance; to weigh it against what steps
-cost over the whole batch is as in SmartSpec (arXiv 2406.14066). The choice is of speed alone: whatever is
-drafted, texts are the same.
+EAGLE-2 (arXiv 2406.16858) found that the drafter's confidence predicts acceptance. SmartSpec (arXiv
+2406.14066) compares gains with step costs over the whole batch. The cutoff changes only speed, never texts.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from typing import NamedTuple
 import numpy as np
 
 EDGES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)  # logits
-NO_GUESS = len(EDGES) + 1  # instead of a bin, where the logits leave no choice: the chain ends there
+NO_GUESS = len(EDGES) + 1  # instead of a bin, if the logits leave no choice: the chain ends there
 _EDGES = np.array(EDGES, np.float32)
 
 
 class Cutoff(NamedTuple):
-    """Of a step. rates: by bin. keep, each, passing: tokens; usual: a probability. num_steps: of chains that
-    have no confidence, as their guesses take more than a draw."""
+    """The cutoff of one step. rates: share of guesses that hold, by bin. keep, each, passing: costs in
+    tokens. usual: the average rate. num_steps: depth of chains whose guesses have no confidence, because a
+    guess is more than a draw."""
 
     rates: Sequence[float]
     keep: float
@@ -44,12 +45,12 @@ class Cutoff(NamedTuple):
 
     @property
     def numbers(self) -> list[float]:
-        """As kernels take them: the rates, keep, usual, each, passing."""
+        """As the kernels take them: the rates, keep, usual, each, passing."""
         return [*self.rates, self.keep, self.usual, self.each, self.passing]
 
 
 def bins(confidence: Sequence[float]) -> bytes:
-    """The bin of each guess. Without a number, as among infinite logits: bin 0.
+    """The bin of each guess; bin 0 for NaN, which infinite logits can cause.
 
     >>> list(bins([0.1, 0.25, 9.0, float("inf"), float("nan")]))
     [0, 1, 8, 8, 0]
@@ -59,14 +60,14 @@ def bins(confidence: Sequence[float]) -> bytes:
 
 
 class CutChains:
-    """A step's chains that the cutoff may end, guess by guess. Every number is f32 and sums run in the order
+    """A step's chains that the cutoff may end, guess by guess. Every number is f32, and sums run in the order
     of the chains, as in csrc/guesses.h: the same bins give the same chains.
 
-    going: those of the chains that get a further guess, in order. made: guesses of each of them. kept: how
-    many of each chain's guesses are worth verifying."""
+    going: indices of the chains that get a further guess, in order. made: number of guesses of each of these.
+    kept: for each chain, how many of its guesses are worth verifying."""
 
     def __init__(self, cutoff: Cutoff, num_steps: Sequence[int]) -> None:
-        """num_steps: of each chain, at least 1."""
+        """num_steps: maximum depth of each chain, at least 1."""
         numbers = np.array(cutoff.numbers, np.float32)
         self._rates = numbers[:NO_GUESS]
         self._keep, self._usual, self._each, self._passing = numbers[NO_GUESS:]
@@ -87,8 +88,8 @@ class CutChains:
         return kept
 
     def guessed(self, fell: bytes, others: bool) -> None:
-        """A guess of each chain that is `going` fell into these bins, or is NO_GUESS. others: the passes go
-        on in any case, for chains without a cutoff."""
+        """Each chain in `going` got a guess. fell: the bins of these guesses, or NO_GUESS. others: passes
+        continue in any case, for chains without a cutoff."""
         self.made += 1
         into = np.frombuffer(fell, np.uint8)
         going = self._going[into != NO_GUESS]

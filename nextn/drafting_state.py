@@ -1,4 +1,4 @@
-"""What automatic depth does at this load, for everybody who shows it. Plain data."""
+"""What automatic depth does at the current load, for logs, metrics and HTTP. Plain data."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DraftingState:
-    """What automatic depth does at this load, and why.
+    """What automatic depth does at the current load, and why.
 
-    drafting: are drafts made? requests: that decode. gain: tokens/s with drafts over tokens/s without, as
-    predicted from measured costs and acceptance. reason: for people. tried: seconds of load since the last
-    trial of the other kind of step; None: there was none yet."""
+    drafting: whether drafts are made. requests: number of requests that decode. gain: tokens/s with drafts
+    divided by tokens/s without, predicted from measured costs and acceptance. reason: for people. tried:
+    seconds of load since the last trial of the other kind of step; None: there was no trial yet."""
 
     drafting: bool
     requests: int
@@ -21,7 +21,7 @@ class DraftingState:
 
 
 def drafting_words(auto: DraftingState) -> str:
-    """What automatic depth does, for every place that shows it.
+    """Describes what automatic depth does. Every place that shows it uses this function.
 
     >>> drafting_words(DraftingState(False, 16, 0.94, "a step with drafts takes twice as long", 3.2))
     'not drafting at 16 requests; last tried 3 s ago; drafts would make 0.94 x the tokens/s (a step with drafts takes twice as long)'

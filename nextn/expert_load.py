@@ -1,4 +1,4 @@
-"""How many rows experts had: what an engine says of it, as plain data, which can be read without numpy."""
+"""How many rows each expert computed, as plain data, which can be read without numpy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CountTable:
-    """Rows that chose each expert: int64 of [layers, experts], or int32 of [steps, layers, experts]."""
+    """Number of rows that chose each expert: int64 [layers, experts], or int32 [steps, layers, experts]."""
 
     shape: tuple[int, ...]
     data: bytes
@@ -17,8 +17,8 @@ class CountTable:
 
 @dataclass(frozen=True)
 class ExpertRecord:
-    """Of one engine. nextn: of the NextN layers' experts, None if there are none. steps: while it recorded.
-    left_out: of these the oldest, for which there are no tables any more."""
+    """The record of one engine. nextn: for the NextN layers' experts; None if there are none. steps: number
+    of steps recorded. left_out: number of the oldest steps, whose tables were dropped."""
 
     target: CountTable
     nextn: CountTable | None
@@ -28,7 +28,7 @@ class ExpertRecord:
 
 @dataclass(frozen=True)
 class ShardRows:
-    """Rows that one engine's requests gave each shard of experts, in its last window of steps: float64 of
+    """Rows that one engine's requests sent to each shard of experts, in its last window of steps: float64
     [layers, shards]."""
 
     shards: int
@@ -36,8 +36,8 @@ class ShardRows:
 
 
 def imbalance(engines: Sequence[ShardRows]) -> float:
-    """Of engines that share the shards: the highest load of a shard over the mean, each layer's added up. At
-    best, and without rows, it is 1.
+    """The highest load of a shard divided by the mean load, over engines that share the shards. Both are
+    summed over the layers. The minimum is 1, also without rows.
 
     >>> two = [ShardRows(2, array("d", rows).tobytes()) for rows in ([3, 1, 2, 2], [1, 1, 2, 0])]
     >>> imbalance(two)  # the layers have 4 and 2, 4 and 2: means are 3

@@ -1,4 +1,4 @@
-"""The engine in-process, text in and text out.
+"""The engine in this process: text in, text out.
 
 from nextn import LLM, SamplingParams
 llm = LLM()                                  # the embedded model, MTP on
@@ -25,8 +25,8 @@ from nextn.tokenizer.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """A text as vLLM has it. stop_reason: the stop string that ended it. cumulative_logprob: None unless
-    log-probabilities were asked for."""
+    """A text in vLLM's form. stop_reason: the stop string that ended it. cumulative_logprob: None if no
+    log-probabilities were requested."""
 
     index: int
     text: str
@@ -39,10 +39,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class Completion:
-    """The result of one prompt. prompt: its text, None if token ids were given. token_ids end before the end
-    token; with a stop string they include the token that completed it, while `text` ends before it.
+    """The result of one prompt. prompt: its text; None if token ids were given. token_ids: without the end
+    token. With a stop string, they include the token that completed it, but `text` ends before it.
     drafted[i]: the depth at which token_ids[i] was drafted, 0 for the target's own choice. If the sampling
-    params ask for them, logprobs[i] is token_ids[i]'s, and prompt_logprobs[i] is prompt_token_ids[i]'s, None
+    params request them, logprobs[i] is for token_ids[i], and prompt_logprobs[i] for prompt_token_ids[i], None
     for the first."""
 
     prompt: str | None
@@ -59,7 +59,7 @@ class Completion:
 
     @property
     def outputs(self) -> list[CompletionOutput]:
-        """The text once more, for programs written for vLLM: `done.outputs[0].text`."""
+        """The same text in vLLM's form, for programs written for vLLM: `done.outputs[0].text`."""
         total = None if self.logprobs is None else sum(each.logprob for each in self.logprobs)
         return [
             CompletionOutput(
@@ -72,8 +72,8 @@ Prompt = str | dict[str, Any] | Sequence[int]
 
 
 class LLM:
-    """The engine with a tokenizer. Options are those of `nextn serve`, as keywords: LLM("nextn-tiny",
-    speculative_num_steps=3). Their aliases work too (model, max_model_len …), and words such as "auto".
+    """The engine with a tokenizer. Keywords are the options of `nextn serve`: LLM("nextn-tiny",
+    speculative_num_steps=3). Their aliases (model, max_model_len …) and words such as "auto" work too.
 
     Raises ValueError for a bad option, prompt or checkpoint.
     """
@@ -92,8 +92,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         stop: str | Sequence[str] = (),
     ) -> list[Completion]:
-        """Completes every prompt, all in one batch; results in the prompts' order. A prompt is text, token
-        ids, or {"prompt": text} or {"prompt_token_ids": ids}."""
+        """Completes all prompts in one batch. Results are in the order of the prompts. A prompt is text,
+        token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
         given = listed(prompts)
         return self._run(
             [
@@ -116,8 +116,9 @@ class LLM:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
     ) -> list[Completion]:
-        """Answers one conversation, or every one of a list, by the checkpoint's chat template. Keywords are
-        those of /v1/chat/completions. The text is what the model wrote: calls and reasoning are in it."""
+        """Answers one conversation, or each of a list, with the checkpoint's chat template. Keywords are
+        those of /v1/chat/completions. The text is the model's whole output, including tool calls and
+        reasoning."""
         fields = {
             "tools": None if tools is None else list(tools),
             "chat_template_kwargs": chat_template_kwargs,
@@ -174,7 +175,8 @@ class _Job:
         self.done: Completion | None = None
 
     def take(self, out: Output) -> bool:
-        """True when a stop string ended the text before the engine ended the request."""
+        """Adds an output. True if a stop string ended the text while the engine's request is still
+        running."""
         piece = self.stream.push(out.tokens)
         self.text += piece.text
         self.tokens += out.tokens[: piece.tokens_used]

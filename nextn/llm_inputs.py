@@ -1,7 +1,7 @@
-"""What a program may give `nextn.llm.LLM`: options by any of their names, prompts in vLLM's forms, chats.
+"""Checks the inputs of `nextn.llm.LLM`: options by any of their names, prompts in vLLM's forms, chats.
 
-HTTP requests are checked by the same functions, so both refuse the same things with the same words; here as
-ValueErrors.
+The functions that check HTTP requests check them here too, so both give the same error messages. Here the
+errors are ValueErrors.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from nextn.server.protocol.fields import MAX_STOP_STRINGS, one_or_more, prompts
 from nextn.server_config import ServerConfig
 from nextn.tokenizer.tokenizer import Tokenizer
 
-DEFAULT_MAX_TOKENS = 128  # that of SamplingParams
-# Keywords that are the opposite of an option.
+DEFAULT_MAX_TOKENS = 128  # the default of SamplingParams
+# Keywords that mean the opposite of an option.
 OPPOSITES = {
     "enable_prefix_cache": "disable_radix_cache",
     "enable_prefix_caching": "disable_radix_cache",
@@ -46,7 +46,7 @@ def value_errors() -> Iterator[None]:
 
 def engine_config(options: Mapping[str, Any]) -> EngineConfig:
     """options: by the names of `EngineConfig` or their aliases on the command line. Raises ValueError for an
-    unknown one, a value of the wrong type, or two names of one option."""
+    unknown name, a value of the wrong type, or two names of one option."""
     fields = {field.name: field for field in dataclasses.fields(EngineConfig)}
     names = {keyword(name): field.name for field in fields.values() for name in field.metadata["aliases"]}
     names |= {name: name for name in fields}
@@ -78,8 +78,8 @@ def keyword(flag: str) -> str:
 
 
 def _asks_for_nothing(name: str, value: object) -> bool:
-    """Of an option of another engine, such as tensor_parallel_size=1. False if nobody has it. Raises
-    ValueError if nextn does not support it."""
+    """Whether another engine's option has a value without effect, such as tensor_parallel_size=1. False if no
+    engine has the option. Raises ValueError if nextn does not support the value."""
     flag = f"--{name.replace('_', '-')}"
     said = "none" if value is None else str(value).lower()
     if flag in only():
@@ -115,8 +115,8 @@ def _check_type(name: str, value: object, field: str) -> None:
 
 
 def listed(given: object) -> list[str | list[int]]:
-    """Prompts from one or several, each a text, token ids, or vLLM's {"prompt": text} or {"prompt_token_ids":
-    ids}. Raises ValueError."""
+    """Returns a list of prompts from one or several. Each is text, token ids, or vLLM's {"prompt": text} or
+    {"prompt_token_ids": ids}. Raises ValueError."""
     with value_errors():
         if isinstance(given, (str, Mapping)):
             given = [given]
@@ -136,7 +136,7 @@ def _plain(given: object) -> object:
     if unknown:
         raise bad_request(f"prompt: {shortened(unknown[0])} is not supported; leave it out")
     text, ids = fields.get("prompt"), fields.get("prompt_token_ids")
-    if _is_list(ids):  # vLLM's own dicts may have the text beside them
+    if _is_list(ids):  # vLLM's own dicts may also contain the text
         return _items(ids)
     if ids is None and isinstance(text, str):
         return text
@@ -148,12 +148,12 @@ def _is_list(given: object) -> bool:
 
 
 def _items(given: Any) -> list[Any]:
-    """Arrays and tuples as lists of plain numbers."""
+    """Converts arrays and tuples to lists of plain numbers."""
     return [item.tolist() if hasattr(item, "tolist") else item for item in given]
 
 
 def stop_strings(given: object) -> list[str]:
-    """Raises ValueError."""
+    """Returns the stop strings as a list. Raises ValueError."""
     many = [*given] if isinstance(given, Sequence) and not isinstance(given, str) else given
     try:
         checked = one_or_more(MAX_STOP_STRINGS)(many)
@@ -164,8 +164,8 @@ def stop_strings(given: object) -> list[str]:
 
 
 def most_tokens(tokens: list[int], asked: int, context: int, vocab_size: int) -> int:
-    """How many to generate at most: `asked`, max_tokens of the params. Their default is cut to what there is
-    room for. Raises ValueError."""
+    """The maximum number of tokens to generate. asked: max_tokens of the params; its default is reduced to
+    the room in the context. Raises ValueError."""
     if not whole(asked, 0):
         return asked  # `SamplingParams.check` refuses it
     with value_errors():
@@ -176,7 +176,7 @@ def most_tokens(tokens: list[int], asked: int, context: int, vocab_size: int) ->
 
 
 def conversations(given: Sequence[Any]) -> list[Sequence[Any]]:
-    """Of one, a list of messages, or of several."""
+    """Returns a list of conversations from one (a list of messages) or several. Raises ValueError."""
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ValueError(f"messages must be a list of messages or a list of such lists, not {given!r:.60}")
     several = bool(given) and all(isinstance(each, Sequence) and not isinstance(each, str) for each in given)
@@ -184,7 +184,7 @@ def conversations(given: Sequence[Any]) -> list[Sequence[Any]]:
 
 
 def chat_text(messages: Sequence[Any], tokenizer: Tokenizer, fields: Mapping[str, Any]) -> str:
-    """The prompt of a chat. fields: further ones of a chat's body. Raises ValueError."""
+    """Returns the prompt of a chat. fields: other fields of a chat request's body. Raises ValueError."""
     body = {
         "messages": list(messages),
         **{name: value for name, value in fields.items() if value is not None},

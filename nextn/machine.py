@@ -1,4 +1,4 @@
-"""The machine that this process runs on, by name."""
+"""The name of this machine's processor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One option of a config dataclass, and what every config has."""
+"""Declares options of a config dataclass, and the base class of every config."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def option(
     words: Mapping[str, Any] = MappingProxyType({}),
     values: str = "",
 ) -> Any:
-    """words: other spellings of values, such as auto, that the field's type does not parse. values: which
-    values are allowed, for the error about others."""
+    """words: other spellings of values, such as auto, that the field's type does not parse. values: the
+    allowed values, for error messages."""
     meta: dict[str, Any] = {"group": group, "help": help, "aliases": aliases, "choices": choices}
     meta |= {"words": words, "values": values}
     return dataclasses.field(default=default, metadata=meta)

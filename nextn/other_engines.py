@@ -1,7 +1,8 @@
-"""Options of SGLang, vLLM and xLLM that are not nextn's own: what becomes of each.
+"""What nextn does with options of SGLang, vLLM and xLLM that it does not have itself.
 
-In lists of names, `*` stands for any part. In NOTHING, a name with `=` takes a value, one with `=*` several,
-others are switches. `nextn.cli.translate` reads the tables in this order; exact names go before `*`.
+In lists of names, `*` matches any text. In NOTHING, a name with `=` takes one value, with `=*` several
+values, and other names are switches. `nextn.cli.translate` uses the tables in this order. An exact name takes
+precedence over `*`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 
-# Spellings: short ones of vLLM, and beginnings that SGLang's parser completes.
+# Other spellings: vLLM's short ones, and prefixes that SGLang's parser completes.
 SHORT = {
     "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size",
     "-ep": "--enable-expert-parallel", "-dcp": "--decode-context-parallel-size",
@@ -24,7 +25,7 @@ SHORT = {
     "-cc": "--compilation-config", "-ac": "--attention-config", "-O": "--optimization-level",
 }  # fmt: skip
 
-# What nextn does under another name.
+# Options that nextn has under another name.
 REWRITTEN: dict[str, tuple[str, ...]] = {
     "--enable-prefix-caching": ("--no-disable-radix-cache",),
     "--enable-prefix-cache": ("--no-disable-radix-cache",),
@@ -47,9 +48,9 @@ REWRITTEN: dict[str, tuple[str, ...]] = {
     "--scheduling-policy priority": ("--schedule-low-priority-values-first",),
 }
 
-# This reason refuses with --device cuda.
+# With --device cuda, options with this reason are refused.
 GRAPHS = "a CPU has no CUDA graphs; on a GPU there are all of them, or none with --disable-cuda-graph"
-# What asks for nothing, with any value. Noted in one line of the log.
+# Options without effect, with any value. They are noted in one line of the log.
 NOTHING = {
     GRAPHS: ("--disable-decode-cuda-graph --disable-prefill-cuda-graph --disable-piecewise-cuda-graph"),
     "no code of a checkpoint is ever run": "--trust-remote-code",
@@ -117,7 +118,8 @@ NOTHING = {
 NO_OTHER_WAY = (
     "nextn runs ranks (--tp-size, --nnodes), replicas (--dp-size) and shards of experts (--ep-size), no more"
 )
-# Those values ask for nothing; any other is refused. The reason says why, or what to use instead.
+# (options, values without effect, reason). Any other value is refused. The reason says why, or what to use
+# instead.
 ONLY: tuple[tuple[str, str, str], ...] = (
     (
         "--data-parallel-size-local --pp --pp-size --pipeline-parallel-size "
@@ -171,7 +173,8 @@ ONLY: tuple[tuple[str, str, str], ...] = (
     ("--schedule-conservativeness", "1.0 1", "nextn reserves pages as requests need them"),
 )
 
-# What nextn does not do. A value such as 0, none or false asks for nothing and is noted. In this order.
+# Options that nextn refuses, searched in this order. A value such as 0, none or false has no effect, and is
+# noted.
 OFF = {"0", "none", "null", "off", "false", "auto", "disabled", "-1", "no", ""}
 REFUSED = {
     "LoRA adapters are not served": "--*lora*",
@@ -311,17 +314,18 @@ REFUSED = {
 
 @cache
 def only() -> Mapping[str, tuple[tuple[str, ...], str]]:
-    """name -> (values that ask for nothing, reason)."""
+    """name -> (values without effect, reason)."""
     return {name: (tuple(values.split()), reason) for names, values, reason in ONLY for name in names.split()}
 
 
 def nothing(name: str) -> tuple[str, str] | None:
-    """(reason, "" for a switch or "=" or "=*") of an option that asks for nothing."""
+    """For an option without effect: (reason, "" for a switch, "=" or "=*" if it takes values). None if it is
+    not in the table."""
     return _find(NOTHING, name)
 
 
 def refused(name: str) -> tuple[str, str] | None:
-    """(reason, "") of an option that is refused; None if it is not in the table."""
+    """For an option that is refused: (reason, ""). None if it is not in the table."""
     return _find(REFUSED, name)
 
 

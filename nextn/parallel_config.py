@@ -1,4 +1,4 @@
-"""The options of ranks and of experts that they share. What serves several groups of ranks is in
+"""The options of ranks and of the experts that ranks share. Options for several groups of ranks are in
 `nextn.server_config`."""
 
 from __future__ import annotations
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from nextn.option import Options, option
 
-# In the environment, set by torchrun alone; other programs set RANK and the like too.
+# Only torchrun sets this environment variable. Other programs also set RANK and similar ones.
 TORCHRUN = "TORCHELASTIC_RUN_ID"
-MAX_RANKS = 64  # that compute a step together: each has a counter in a page (nextn.distributed.shared)
+MAX_RANKS = 64  # maximum ranks of a step: each has a counter in one page (nextn.distributed.shared)
 
 
 def parsed_address(text: str) -> tuple[str, int]:
-    """Of --dist-init-addr. Raises ValueError.
+    """(host, port) of --dist-init-addr. Raises ValueError.
 
     >>> parsed_address("10.0.0.1:5000"), parsed_address("tcp://[::1]:5000")
     (('10.0.0.1', 5000), ('::1', 5000))
@@ -27,7 +27,7 @@ def parsed_address(text: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig(Options):
-    """The part of `EngineConfig` that is about ranks."""
+    """The options of `EngineConfig` about ranks."""
 
     tp_size: int = option(
         1,
@@ -212,27 +212,27 @@ class ParallelConfig(Options):
 
     @property
     def world_size(self) -> int:
-        """The ranks that share the experts: `ep_size` divides it."""
+        """Number of ranks that share the experts. `ep_size` divides it."""
         return self.tp_size
 
     @property
     def groups(self) -> int:
-        """Of ranks that share the experts, each with requests of its own."""
+        """Number of groups of ranks that share the experts. Each group has its own requests."""
         return self.world_size // self.tp_size
 
     @property
     def one_machine(self) -> bool:
-        """Is a text computed on this machine alone?"""
+        """Whether each text is computed on this machine alone."""
         return self.nnodes == 1 and self.distributed_executor_backend != "ray"
 
     @property
     def rank_0(self) -> tuple[str, int]:
-        """Where it waits for ranks of other machines."""
+        """(host, port) at which rank 0 waits for ranks of other machines."""
         assert self.dist_init_addr is not None
         return parsed_address(self.dist_init_addr)
 
     @property
     def own_ranks(self) -> range:
-        """Those of this machine, of all groups."""
+        """The ranks of this machine, of all groups."""
         each = self.world_size // self.nnodes
         return range(self.node_rank * each, (self.node_rank + 1) * each)

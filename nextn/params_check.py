@@ -1,4 +1,4 @@
-"""Which values `nextn.request.SamplingParams` and `SpeculativeParams` may have."""
+"""Checks the values of `nextn.request.SamplingParams` and `SpeculativeParams`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from nextn.draft import MAX_DRAFTS
 
 MAX_STOP_TOKENS = 64
 VERIFY_MODES = ("exact", "rejection", "block", "typical")
-ALL_TOKENS = 2**31  # ids are below it where no vocabulary is known
+ALL_TOKENS = 2**31  # bound on token ids if the vocabulary is not known
 
 
 def number(value: object, least: float, most: float) -> bool:
-    """Is it a number in this range? NaN is in none."""
+    """Whether `value` is a number from `least` to `most`. False for NaN."""
     return isinstance(value, Real) and least <= value <= most  # type: ignore[operator]
 
 
 def whole(value: object, least: int, most: float = math.inf) -> bool:
-    """Is it a whole number in this range?"""
+    """Whether `value` is a whole number from `least` to `most`."""
     return isinstance(value, Integral) and least <= value <= most  # type: ignore[operator]
 
 
 def check_speculative(p: Any) -> None:
-    """Raises ValueError with the field's name, its value and what it must be."""
+    """Raises ValueError with the field's name, its value and the allowed values."""
 
     def need(ok: bool, name: str, rule: str) -> None:
         if not ok:
@@ -39,7 +39,7 @@ def check_speculative(p: Any) -> None:
 
 
 def check_sampling(p: Any, vocab_size: int | None) -> None:
-    """Raises ValueError with the field's name, its value and the range it must be in."""
+    """Raises ValueError with the field's name, its value and the allowed range."""
 
     def need(ok: bool, name: str, rule: str) -> None:
         if not ok:

@@ -118,7 +118,7 @@ class Failure(NamedTuple):
 
 
 GRAMMAR_ERROR, NOT_FINITE, REQUEST_FAILED = "grammar_error", "logits_not_finite", "request_failed"
-PREFILL_FAILED = "prefill_failed"  # and the prompt is not to be computed elsewhere
+PREFILL_FAILED = "prefill_failed"  # and --disaggregation-fallback is off
 
 
 def failed_in(what: str, error: BaseException) -> Failure:

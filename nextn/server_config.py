@@ -1,4 +1,4 @@
-"""The server's options, beside those of its engine in `nextn.config`."""
+"""The server's options, in addition to its engine's options in `nextn.config`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ API_KEY_VARIABLE = "NEXTN_API_KEY"
 
 @dataclass(frozen=True)
 class ServerConfig(EngineConfig):
-    """The options of a server: those of its engine, and its own."""
+    """The options of a server: its engine's and its own."""
 
     host: str = option("127.0.0.1", "server", "address to listen on")
     port: int = option(30000, "server", "port to listen on; 0 picks a free one")
@@ -245,21 +245,21 @@ class ServerConfig(EngineConfig):
 
     @property
     def attention_dp(self) -> int:
-        """Groups of ranks that share the experts, each with requests of its own; 1: there are none."""
+        """Number of groups of ranks that share the experts, each with its own requests; 1: no groups."""
         return self.dp_size if self.enable_dp_attention else 1
 
     @property
     def key(self) -> str | None:
-        """The key that requests must send, None if none."""
+        """The key that requests must send; None if no key is needed."""
         return os.environ.get(API_KEY_VARIABLE) or None if self.api_key is None else self.api_key
 
     @property
     def capacity(self) -> int:
-        """How many choices may run and wait, those of all replicas together."""
+        """Maximum number of choices that run and wait, over all replicas."""
         return self.dp_size * self.max_running_requests + self.max_queued_requests
 
     def of_replica(self) -> ServerConfig:
-        """The options of one replica's engine, or of one group's: each of its ranks has its part of the
+        """The options of one replica's or one group's engine. Each of its ranks gets its share of the
         cores."""
         if self.dp_size == 1:
             return self
@@ -282,8 +282,8 @@ class ServerConfig(EngineConfig):
 
 @dataclass(frozen=True)
 class GroupConfig(ServerConfig):
-    """The options of one group of --enable-dp-attention: `tp_size` counts its own ranks, `ep_size` the shards
-    of all groups."""
+    """The options of one group of --enable-dp-attention. `tp_size` is the number of its own ranks, `ep_size`
+    the number of shards of all groups."""
 
     @property
     def world_size(self) -> int:

@@ -1,5 +1,5 @@
-"""What an engine does about drafts: resolved once, from its configuration and then its model. And which
-combinations are refused, whether the configuration asks for them or a request does. Pure.
+"""The speculation settings of an engine, resolved from its configuration and its model, and the rules about
+invalid combinations. The rules apply to the configuration and to requests. Without I/O.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from nextn.request import CHAINS_ONLY, SpeculativeParams
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """algorithm: NEXTN, NGRAM, NEXTN+NGRAM or NONE. num_steps: depth of a draft, with `auto` the most that is
-    chosen while the engine runs; 0: nothing drafts. defaults: what a request gets that asks for nothing.
-    simulated: the accept length by lot, if that is how drafts are accepted."""
+    """algorithm: NEXTN, NGRAM, NEXTN+NGRAM or NONE. num_steps: draft depth; with `auto` the maximum depth
+    chosen at run time; 0: no drafts. defaults: for options that a request leaves out. simulated: if set,
+    drafts are accepted at random with this accept length."""
 
     algorithm: str
     num_steps: int
@@ -28,27 +28,28 @@ class Speculation:
 
     @property
     def mtp(self) -> bool:
-        """Does an MTP layer draft?"""
+        """Whether an MTP layer drafts."""
         return self.num_steps > 0 and self.algorithm != "NGRAM"
 
     @property
     def ngrams(self) -> bool:
-        """May n-grams draft?"""
+        """Whether n-grams may draft."""
         return self.algorithm in ("NGRAM", "NEXTN+NGRAM")
 
     @property
     def beyond(self) -> int:
-        """Slots past a request's last position that drafts may take."""
+        """Slots after a request's last position that drafts may use."""
         return self.shape.beyond if self.num_steps else 0
 
     def on(self, nextn_layers: int) -> Speculation:
-        """The same on a model with so many MTP layers to draft with."""
+        """The same settings for a model with this number of MTP layers."""
         if not self.mtp or nextn_layers:
             return self
         return dataclasses.replace(self, algorithm="NONE", num_steps=0, auto=False)
 
     def check(self, asked: SpeculativeParams, spell: Callable[[str], str]) -> None:
-        """Raises ValueError where a rule forbids what is asked for. spell: a field's name in the message."""
+        """Raises ValueError if a rule forbids what is asked for. spell: turns a field's name into its name in
+        the message."""
         for rule in RULES:
             if rule.forbids(self, asked):
                 value, why = getattr(asked, rule.field), rule.why(self, asked)
@@ -56,7 +57,7 @@ class Speculation:
 
 
 class Rule(NamedTuple):
-    """field: of SpeculativeParams, that may not be as it is. why: what is wrong with it, and the fix."""
+    """field: the field of SpeculativeParams that is invalid. why: the reason, and the fix."""
 
     field: str
     forbids: Callable[[Speculation, SpeculativeParams], bool]

@@ -23,7 +23,7 @@ from nextn.speculation import Speculation
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationConfig(Options):
-    """The part of `EngineConfig` that is about drafts."""
+    """The options of `EngineConfig` about drafts."""
 
     speculative_algorithm: str | None = option(
         None,
@@ -112,7 +112,7 @@ class SpeculationConfig(Options):
     )
 
     def check_speculation(self) -> None:
-        """The part of `check` for these options."""
+        """Checks these options; part of `check`."""
         need = self.need
         need(
             self.speculative_num_steps in (None, AUTO_STEPS) or 0 <= self.speculative_num_steps <= MAX_DRAFTS,
@@ -156,7 +156,8 @@ class SpeculationConfig(Options):
 
     @cached_property
     def speculation(self) -> Speculation:
-        """What the options ask for; a model without an MTP layer may have nothing to draft with."""
+        """The settings that the options ask for. A model without an MTP layer may be unable to fulfil them;
+        see `Speculation.on`."""
         asked, topk = self.speculative_num_steps, self.speculative_eagle_topk
         nodes, simulated = self.speculative_num_draft_tokens, self.speculative_simulate_accept_length
         algorithm = self.speculative_algorithm or "NEXTN"
@@ -166,7 +167,7 @@ class SpeculationConfig(Options):
         elif asked not in (None, AUTO_STEPS):
             num_steps = asked
         else:
-            # Not where drafts are accepted by lot, nor for chains whose number of tokens is asked for.
+            # Not if drafts are accepted at random, nor for chains with a given number of tokens.
             auto = simulated is None and (topk > 1 or nodes is None)
             num_steps = (MAX_AUTO_STEPS if topk == 1 else MAX_AUTO_TREE_STEPS) if auto else 2
         return Speculation(

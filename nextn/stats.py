@@ -1,4 +1,4 @@
-"""Counters of one engine, totals since it started."""
+"""Counters of one engine since its start."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from nextn.expert_load import ShardRows
 
 @dataclass(slots=True)
 class SpecStats:
-    """What speculation did. Index j of `proposed` and `accepted` is draft depth j + 1; index i of `histogram`
-    counts the verify steps that accepted i drafts."""
+    """The results of speculation. Index j of `proposed` and `accepted` is draft depth j + 1; index i of
+    `histogram` counts the verify steps that accepted i drafts."""
 
     verify_steps: int = 0  # decode steps, with drafts or without
     proposed: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
-    committed: int = 0  # tokens those steps committed, bonus included
+    committed: int = 0  # tokens committed by those steps, bonus included
     histogram: list[int] = field(default_factory=list)
-    lossy: bool = False  # did any of it follow another distribution than the target's?
-    simulated: bool = False  # were drafts accepted by lot? The text is nobody's choice then
+    lossy: bool = False  # whether any text followed another distribution than the target's
+    simulated: bool = False  # whether drafts were accepted at random; then the text is meaningless
 
     def add(self, proposed: int, accepted: int, committed: int, times: int = 1) -> None:
-        """A decode step of a request; so many alike."""
+        """Counts `times` equal decode steps of a request."""
         self.verify_steps += times
         self.committed += committed * times
         if proposed:
@@ -50,7 +50,7 @@ class SpecStats:
                 mine[j] += value
 
     def since(self, earlier: SpecStats) -> SpecStats:
-        """What happened after `earlier`. Depths that it had not seen count from zero."""
+        """The counts since `earlier`. Depths that `earlier` does not have count from zero."""
 
         def less(now: list[int], then: list[int]) -> list[int]:
             return [n - t for n, t in zip(now, then + [0] * (len(now) - len(then)), strict=True)]
@@ -67,7 +67,7 @@ class SpecStats:
 
     @property
     def true(self) -> bool:
-        """Is the text one that the target might have written?"""
+        """Whether the target could have written the text."""
         return not (self.lossy or self.simulated)
 
     def _lists(self) -> tuple[list[int], list[int], list[int]]:
@@ -95,15 +95,15 @@ def _lengthen(counts: list[int], length: int) -> None:
 
 @dataclass(slots=True)
 class TransferStats:
-    """Of a prefill or a decode server: pages of prompts that went to, or came from, other servers."""
+    """Counts of a prefill or decode server: pages of prompts that went to, or came from, other servers."""
 
-    active: int = 0  # requests whose pages are under way, or waited for
+    active: int = 0  # requests whose pages are in transfer or awaited
     finished: int = 0  # requests whose pages all arrived
-    failed: int = 0  # requests of which pages were missing in the end
-    fallbacks: int = 0  # of these, those whose prompt the decode server computed itself
+    failed: int = 0  # requests whose pages did not all arrive
+    fallbacks: int = 0  # failed requests whose prompt the decode server computed itself
     pages: int = 0
     bytes: int = 0
-    seconds: float = 0.0  # of all finished ones, each from the time that its pages were asked for
+    seconds: float = 0.0  # sum over finished requests, each from the time when its pages were asked for
 
 
 @dataclass(slots=True)
@@ -121,8 +121,8 @@ class EngineStats:
     aborted: int = 0
     retracted: int = 0
     spec: SpecStats = field(default_factory=SpecStats)
-    waited: float = 0.0  # seconds for which the ranks waited for each other
-    sent: int = 0  # bytes that the ranks sent to others with which they share experts
+    waited: float = 0.0  # total seconds that the ranks waited for each other
+    sent: int = 0  # bytes that the ranks sent to other ranks that share the experts
     auto: DraftingState | None = None  # None: the depth is fixed
     shard_rows: ShardRows | None = None  # None: experts are not shared
     transfer: TransferStats | None = None  # None: neither a prefill nor a decode server

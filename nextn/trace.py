@@ -1,4 +1,4 @@
-"""Where the time goes: named intervals of one process, recorded while a profile runs.
+"""Records where time is spent: named intervals of one process, while a profile runs.
 
     TRACE.start("engine", steps=20)
     lap = TRACE.laps("engine")
@@ -7,8 +7,8 @@
     ...
     trace = TRACE.take()             # of this process; `nextn.trace_file` writes it
 
-While no profile runs, `laps` is one test and a lap is an empty call: together about 1 us a step. Times are
-those of `perf_counter_ns`. On Linux that is CLOCK_MONOTONIC, which all processes of a machine share, so their
+While no profile runs, `laps` is one test and a lap is an empty call: together about 1 us per step. Times are
+from `perf_counter_ns`. On Linux this is CLOCK_MONOTONIC, which all processes of a machine share, so their
 traces need no alignment.
 """
 
@@ -23,15 +23,15 @@ from functools import wraps
 from time import perf_counter_ns as clock
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-MOST = 200_000  # intervals of one process: then the oldest go
+MOST = 200_000  # intervals of one process; beyond it, the oldest are dropped
 Result = TypeVar("Result")
 Arguments: TypeAlias = dict[str, int | float | str | bool | None]
 
 
 class Interval(NamedTuple):
-    """lane: who did it, such as engine, runner or HTTP. thread: a key of `ProcessTrace.threads`. begin, end:
-    of `perf_counter_ns`. track: of intervals that overlap others of their thread, such as requests; those of
-    one track are drawn together."""
+    """lane: the part of the program, such as engine, runner or HTTP. thread: a key of `ProcessTrace.threads`.
+    begin, end: from `perf_counter_ns`. track: set for intervals that overlap others of their thread, such as
+    requests; those of one track are drawn together."""
 
     lane: str
     name: str
@@ -44,19 +44,19 @@ class Interval(NamedTuple):
 
 @dataclass
 class ProcessTrace:
-    """What one process recorded. steps: of an engine, those with requests. left_out: intervals, the oldest,
-    for which there was no room."""
+    """The record of one process. steps: an engine's steps with requests. left_out: number of the oldest
+    intervals, which were dropped."""
 
     pid: int
     name: str
-    threads: dict[int, str] = field(default_factory=dict)  # by the system's id
+    threads: dict[int, str] = field(default_factory=dict)  # by the thread's native id
     intervals: list[Interval] = field(default_factory=list)
     steps: int = 0
     left_out: int = 0
 
 
 class Laps:
-    """Intervals of one lane that follow each other."""
+    """Consecutive intervals of one lane."""
 
     __slots__ = ("_first", "_last", "_recorder", "lane")
 
@@ -65,21 +65,21 @@ class Laps:
         self._first = self._last = clock()
 
     def __call__(self, name: str, **args: Any) -> None:
-        """The interval since the last lap ended."""
+        """Records the interval since the end of the last lap."""
         begin, self._last = self._last, clock()
         self._recorder.add(self.lane, name, begin, self._last, args)
 
     def skip(self) -> None:
-        """What happened since the last lap is nobody's."""
+        """Leaves out the time since the last lap."""
         self._last = clock()
 
     def whole(self, name: str, **args: Any) -> None:
-        """The interval since the first lap began."""
+        """Records the interval since the beginning of the first lap."""
         self._recorder.add(self.lane, name, self._first, clock(), args)
 
 
 class NoLaps(Laps):
-    """While no profile runs."""
+    """Used while no profile runs. Records nothing."""
 
     __slots__ = ()
 
@@ -100,7 +100,7 @@ NO_LAPS = NoLaps()
 
 
 class Recorder:
-    """on: a profile runs. Any thread may add intervals; one starts and takes."""
+    """on: whether a profile runs. Any thread may add intervals; one thread starts and takes."""
 
     def __init__(self) -> None:
         self.on = False
@@ -112,12 +112,12 @@ class Recorder:
 
     def _clear(self) -> None:
         self._steps = self._added = 0
-        self._threads: dict[int, tuple[int, str]] = {}  # by Python's id: the system's, and the name
+        self._threads: dict[int, tuple[int, str]] = {}  # Python's id -> (native id, name)
         self._intervals: deque[Interval] = deque(maxlen=MOST)
 
     def start(self, process: str, steps: int | None = None, after: int = 0) -> None:
-        """Anew. process: its name in the trace. steps: it ends by itself after so many, not counting `after`
-        steps which it leaves out before that."""
+        """Starts a new recording. process: its name in the trace. after: number of steps to leave out first.
+        steps: the recording ends after this number of further steps; None: it does not end by itself."""
         self._begin(process, steps, after)
         self.on = True
 
@@ -133,7 +133,8 @@ class Recorder:
         self._intervals.append(Interval(lane, name, thread[0], begin, end, args, track))
 
     def around(self, lane: str, name: str, call: Callable[..., Result]) -> Callable[..., Result]:
-        """`call`, recorded in the thread that runs it."""
+        """`call`, recorded as an interval of the thread that runs it. Returns `call` itself if no profile
+        runs."""
         if not self.on:
             return call
 
@@ -159,7 +160,7 @@ class Recorder:
             self.on = False
 
     def take(self) -> ProcessTrace:
-        """Ends it. Returns what was recorded: nothing if no steps came after those that are left out."""
+        """Ends the recording and returns it. It is empty if no step came after the steps left out."""
         self.on = False
         intervals = [] if self._after else list(self._intervals)
         left_out = 0 if self._after else self._added - len(intervals)
@@ -170,4 +171,4 @@ class Recorder:
         return trace
 
 
-TRACE = Recorder()  # of this process
+TRACE = Recorder()  # the recorder of this process

@@ -1,7 +1,7 @@
-"""A trace as a file that ui.perfetto.dev and chrome://tracing open: Chrome's trace events, in JSON, gzipped.
+"""Writes a trace as a file for ui.perfetto.dev and chrome://tracing: Chrome's trace events in gzipped JSON.
 
-Intervals of a thread that lie inside one another are complete events (ph X). Those of a track, and those that
-overlap another of their thread without lying inside it, are asynchronous ones (ph b and e).
+Nested intervals of a thread are complete events (ph X). Intervals of a track are asynchronous events (ph b
+and e). So are intervals that overlap another interval of their thread without being inside it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Event = dict[str, Any]
 
 
 def file_name(prefix: str | None = None) -> str:
-    """A new one."""
+    """A new file name, from the current time."""
     return f"{prefix or 'nextn'}-{time.time():.6f}.trace.json.gz"
 
 
 def check_folder(folder: Path) -> None:
-    """Makes it if need be. Raises OSError if no file can be written there."""
+    """Creates the folder if necessary. Raises OSError if no file can be written there."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
 
 
 def write(path: Path, traces: Sequence[ProcessTrace], about: Mapping[str, object]) -> None:
-    """All in one file, which is there when it is whole. about: of the trace. Raises OSError; then there is no
-    file."""
+    """Writes all traces into one file, which appears only when it is complete. about: information on the
+    trace. Raises OSError; then there is no file."""
     with unfinished(path) as part, part.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
         file.write(b'{"traceEvents": [')
         for number, event in enumerate(events(traces)):
@@ -47,7 +47,7 @@ def write(path: Path, traces: Sequence[ProcessTrace], about: Mapping[str, object
 
 
 def read(path: Path) -> list[Event]:
-    """The events of a file."""
+    """Returns the events of a file."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         found: list[Event] = json.load(file)["traceEvents"]
     return found
@@ -68,7 +68,7 @@ def events(traces: Sequence[ProcessTrace]) -> Iterator[Event]:
 
 
 def untangled(intervals: Sequence[Interval]) -> tuple[list[Interval], list[list[Interval]]]:
-    """Those that are nested in their threads, outer ones before inner ones; and tracks of all others."""
+    """(intervals that are nested in their threads, outer before inner; tracks of all other intervals)."""
     nested: list[Interval] = []
     apart: list[list[Interval]] = []
     own = sorted((each for each in intervals if not each.track), key=_outer_first)
@@ -92,7 +92,7 @@ def _outer_first(each: Interval) -> tuple[int, int]:
 
 
 def _asynchronous(track: Sequence[Interval], pid: int, number: int) -> Iterator[Event]:
-    """In the order of time. Where times are equal: inner ends, outer ends, outer begins, inner begins."""
+    """Events in order of time. At equal times: inner ends, outer ends, outer begins, inner begins."""
     found: list[tuple[tuple[int, int, int], Event]] = []
     for each in track:
         end = max(each.end, each.begin + 1)

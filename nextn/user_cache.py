@@ -1,4 +1,4 @@
-"""Where a user's cache is."""
+"""The folder of a user's cache."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def user_cache() -> Path:
-    """nextn's folder in $XDG_CACHE_HOME or ~/.cache. A user without a home, as in some containers, has none:
-    then nothing can be written there."""
+    """nextn's folder in $XDG_CACHE_HOME or ~/.cache. For a user without a home, as in some containers,
+    returns a path that nothing can be written to."""
     given = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(given) if given else Path.home() / ".cache") / "nextn"

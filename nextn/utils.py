@@ -1,4 +1,4 @@
-"""Helpers for notebooks: a server started, waited for and ended, by SGLang's names (`sglang.utils`).
+"""Helpers for notebooks that start a server, wait for it and end it. Names as in SGLang (`sglang.utils`).
 
 process, port = launch_server_cmd("nextn serve --speculative-num-steps 2")
 wait_for_server(f"http://127.0.0.1:{port}", process=process)
@@ -23,19 +23,19 @@ import httpx
 from nextn.bench.logged_process import LoggedProcess
 
 POLL_SECONDS = 0.2
-ANSWER_SECONDS = 5.0  # that one poll may take
+ANSWER_SECONDS = 5.0  # timeout of one poll
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-OURS = {"python": [], "python3": [], "nextn": ["-m", "nextn"]}  # words after this interpreter
+OURS = {"python": [], "python3": [], "nextn": ["-m", "nextn"]}  # arguments of this interpreter
 
 
 def launch_server_cmd(
     command: str, host: str = "127.0.0.1", port: int | None = None
 ) -> tuple[LoggedProcess, int]:
-    """Starts `command` with `--port PORT` appended, and says where its output goes: to `process.log`.
+    """Starts `command` with `--port PORT` appended, and prints where its output goes (`process.log`).
 
-    `command` may begin with NAME=VALUE words, and lines may end in a backslash. `python` and `nextn` are
-    those of the running interpreter. `port` None: a free one of `host`. The server has a process group of
-    its own, so that an interrupted cell does not end it; when this interpreter exits, it is ended.
+    `command` may begin with NAME=VALUE words, and its lines may end in a backslash. `python` and `nextn` mean
+    those of the running interpreter. `port` None: a free port of `host`. The server has its own process
+    group, so interrupting a cell does not end it. It ends when this interpreter exits.
 
     Raises ValueError for a command that cannot be run.
     """
@@ -69,9 +69,9 @@ def wait_for_server(
 ) -> None:
     """Returns when the server at `base_url` lists its models and, if it has a /health, is healthy.
 
-    `timeout`: seconds, None for ever. Give `process`, so that a server that ends is noticed.
+    `timeout`: seconds; None: no limit. Pass `process` so that the end of the server is noticed.
 
-    Raises RuntimeError when `process` has ended, TimeoutError when the time is over, both with the last
+    Raises RuntimeError if `process` has ended, TimeoutError after the timeout. Both messages contain the last
     lines of its output.
     """
     url = base_url.rstrip("/").removesuffix("/v1")
@@ -88,7 +88,8 @@ def wait_for_server(
 
 
 def terminate_process(process: LoggedProcess) -> None:
-    """Ends it and all of its process group; by force if it takes long. It may have ended before."""
+    """Ends the process and its process group, by force if it takes long. The process may have ended
+    already."""
     process.stop()
     atexit.unregister(process.stop)
 

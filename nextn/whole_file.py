@@ -10,8 +10,8 @@ from pathlib import Path
 
 @contextmanager
 def unfinished(path: Path) -> Iterator[Path]:
-    """Yields another path to write to. At the end that file takes the place of `path`; after an exception it
-    is removed, and `path` is as it was."""
+    """Yields another path to write to. At the end, that file replaces `path`. After an exception, it is
+    removed and `path` is unchanged."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         yield part
@@ -21,6 +21,6 @@ def unfinished(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Readers see the old file or the new one. Raises OSError."""
+    """Writes a file. Readers see either the old content or the new. Raises OSError."""
     with unfinished(path) as part:
         part.write_bytes(content)

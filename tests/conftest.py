@@ -1,6 +1,9 @@
-"""For every test: hypothesis does not hold against a test that the machine was busy while it ran, what
-engines keep for their next start is kept for this run alone, processes can be interrupted even if the tests
-run in the background, and without a GPU triton interprets kernels. Files with slow tests come first."""
+"""Settings for all tests.
+
+A test does not fail in hypothesis because the machine was busy. Files that engines keep for their next start
+are kept for this run only. Processes can be interrupted even if the tests run in the background. Without a
+GPU triton interprets kernels. Files with slow tests come first.
+"""
 
 import os
 import signal
@@ -12,7 +15,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-# A shell's job in the background, and all that it starts, ignores SIGINT. A handler is not inherited.
+# A background job of a shell, and every process that it starts, ignores SIGINT. A handler is not inherited.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -21,13 +24,13 @@ settings.load_profile("patient")
 
 _CACHE = tempfile.TemporaryDirectory(prefix="nextn-cache-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
-# No folder can be made there, so engines do not measure the kernels' arithmetic: tests compare engines, to
-# the bit, with models that they build themselves, which have the level's own.
+# A file stands where engines make a folder, so they do not measure the kernels' arithmetic. Tests compare
+# engines, to the bit, with models that they build themselves, which use the level's default.
 Path(_CACHE.name, "nextn").mkdir()
 Path(_CACHE.name, "nextn", "kernels").touch()
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton, as transformers may
+    os.environ["TRITON_INTERPRET"] = "1"  # before any module imports triton, which transformers may do
     if find_spec("triton"):
         from support.interpreter import sums_in_any_order
 
@@ -35,6 +38,7 @@ if not torch.cuda.is_available():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of processes that share the files, none is left with a slow one when the others have ended."""
+    """Processes share the files. With slow files first, none has a slow file left when the others have
+    ended."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)

@@ -1,8 +1,7 @@
-"""What moves pages between an engine and its `PageSource` or `PageSink`, between steps and in the engine's
-thread.
+"""Moves pages between an engine and its `PageSource` or `PageSink`, in the engine's thread, between steps.
 
-Where the KV pool lies in this process's memory, the sink's thread writes into it, but only pages of requests
-that fetch. The engine's thread frees such pages after it has told the sink.
+If the KV pool is in this process's memory, the sink's thread writes received pages into it, but only pages of
+requests that fetch. The engine's thread tells the sink before it frees such pages.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from nextn.stats import TransferStats
 log = logging.getLogger("nextn.engine")
 
 
-MOST_COPIED = 8 << 20  # bytes between two steps
+MOST_COPIED = 8 << 20  # bytes; after copying more than this, the next step begins
 
 
 class Agent(Protocol):
-    port: int  # where decode servers fetch pages; 0: nowhere
+    port: int  # where decode servers fetch pages; 0: this engine has no such port
 
     def add(self, request: Request, remote: Remote) -> None:
         """Adds a request that two engines work on. Raises ValueError as `Engine.add` does."""
 
     def abort(self, rid: str) -> None:
-        """To be called before the engine's own `abort`."""
+        """Called before the engine's own `abort`."""
 
     def exchange(self, outputs: Sequence[Output]) -> list[Output]:
-        """To be called after each step, and when `fileno` is readable. outputs: of the step. Returns more.
-        Raises RuntimeError when its thread has failed: the engine is to be started again."""
+        """Called after each step with its outputs, and when `fileno` is readable. Returns further outputs.
+        Raises RuntimeError if the transfer thread has failed: the engine must then be started again."""
 
     def fileno(self) -> int: ...
 
@@ -51,8 +50,8 @@ class Agent(Protocol):
 
 
 def make_agent(engine: Engine, config: ServerConfig, rank: int = 0) -> Agent | None:
-    """rank: of several replicas or groups. None for a server that does all of its requests' work. Raises
-    OSError where it cannot listen."""
+    """Returns None for a server that both computes prompts and generates (mode "null"). rank: index of this
+    engine among the server's replicas or groups. Raises OSError if it cannot listen on its port."""
     mode, backend = config.disaggregation_mode, config.disaggregation_transfer_backend
     if mode == "null":
         return None
@@ -72,7 +71,7 @@ class PrefillAgent:
         self._page_bytes = source.layout.page_bytes
         self._copies = None if memory is None else PageCopies(memory, engine.transfers.page_size)
         self._computing: dict[str, Request] = {}
-        self._told: dict[str, int] = {}  # slots of each
+        self._told: dict[str, int] = {}  # number of slots last reported to the source, by request id
         self.port = source.port
 
     def add(self, request: Request, remote: Remote) -> None:
@@ -108,7 +107,7 @@ class PrefillAgent:
             request = self._computing.get(piece.rid) or transfers.held[piece.rid]
             self._send(request, piece)
             copied += piece.pages * self._page_bytes
-            if copied > MOST_COPIED:  # the next step is not to wait for more
+            if copied > MOST_COPIED:  # do not delay the next step for more
                 self._source.ring()
                 break
         for given in self._source.poll():
@@ -135,7 +134,7 @@ class PrefillAgent:
         return self._computing.pop(rid, None)
 
     def _true(self, request: Request) -> int:
-        """Slots that are true for all layers; after a retraction they are fewer for a while."""
+        """Number of slots with final entries in all layers. It is lower for a while after a retraction."""
         lag = max(0, self._engine.info.nextn_layers - 1)
         return min(max(0, request.committed - lag), self._engine.transfers.whole(request))
 
@@ -154,13 +153,13 @@ class DecodeAgent:
     port = 0
 
     def __init__(self, engine: Engine, sink: PageSink, fallback: bool = True) -> None:
-        """fallback: does the engine compute prompts whose pages do not come?"""
+        """fallback: whether the engine itself computes a prompt whose pages do not arrive."""
         self._engine, self._sink, self._fallback = engine, sink, fallback
         self._remotes: dict[str, Remote] = {}
-        self._lost: dict[str, str] = {}  # why, of those that still wait for their turn
+        self._lost: dict[str, str] = {}  # errors of requests that the scheduler has not admitted yet
 
     def add(self, request: Request, remote: Remote) -> None:
-        """Of a group the first fetches; the others take the pages from it."""
+        """In a group, only the first request fetches; the others share its pages."""
         request.fetch = request.group is None or not request.group.members
         self._engine.add(request)
         if request.fetch:
@@ -179,7 +178,7 @@ class DecodeAgent:
         self._sink.clear()
         self._sink.check()
         for out in outputs:
-            if out.finish_reason is not None:  # without a fetch, as another of its group that only reads
+            if out.finish_reason is not None:  # it may not have fetched: another request of its group did
                 self.abort(out.rid)
         fetching, ended = self._engine.transfers.fetching, list[Output]()
         for request in self._engine.transfers.begun():
@@ -197,15 +196,16 @@ class DecodeAgent:
         return ended
 
     def _landing(self, request: Request) -> Landing | None:
-        """Where its pages go. A step that was launched before may still write there: it is waited for."""
+        """Returns the pages that the sink's thread fills, or None if the pool is not in this process. A step
+        that was launched earlier may still write to these pages; `memory()` waits for it."""
         if (memory := self._engine.transfers.memory()) is None:
             return None
         return Landing(PageCopies(memory, self._engine.transfers.page_size), request.pages[:])
 
     def _ended(self, event: Ended) -> list[Output]:
-        """All has come that will."""
+        """No more pages will arrive for this request."""
         remote, request = self._remotes.pop(event.rid), self._engine.transfers.fetching[event.rid]
-        whole = self._engine.transfers.whole(request)  # whatever is claimed
+        whole = self._engine.transfers.whole(request)  # the other server's number is not trusted
         slots = max(min(event.slots, whole), request.committed)
         failure = None if event.error is None else self._failed(event.rid, remote, event.error)
         return self._engine.transfers.fetched(event.rid, slots, event.cached_tokens, failure)

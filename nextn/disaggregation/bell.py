@@ -1,4 +1,4 @@
-"""Wakes a thread that waits for a file descriptor."""
+"""A pipe with which any thread wakes another that waits for file descriptors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Bell:
         return self._read
 
     def ring(self) -> None:
-        """From any thread, and after `close`."""
-        with self._lock, contextlib.suppress(BlockingIOError):  # full: it rings already
+        """Makes `fileno` readable. Any thread may call it. After `close` it does nothing."""
+        with self._lock, contextlib.suppress(BlockingIOError):  # the pipe is full: it is readable already
             if self._open:
                 os.write(self._write, b"!")
 
     def clear(self) -> None:
-        """Before the look at what there is: what comes after that look rings again."""
+        """Call it before looking for work: work that is added later rings again."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._read, 4096)
 

@@ -1,4 +1,5 @@
-"""Memory for pieces that is used again, the last one first: it is still in the cache, and mapped."""
+"""Reusable buffers for pieces of pages. The buffer freed last is used first: it is still mapped and in the
+CPU cache."""
 
 from __future__ import annotations
 
@@ -11,19 +12,21 @@ KEPT = 16 << 20  # bytes
 
 
 class Buffers:
-    """Of `most` bytes each."""
+    """Buffers of `most` bytes each."""
 
     def __init__(self, most: int) -> None:
         self._most, self._kept = most, max(2, KEPT // most)
         self._free: list[NDArray[np.uint8]] = []
 
     def take(self, size: int) -> NDArray[np.uint8]:
-        """`size` bytes, used again once nothing refers to them, nor to a part or a tensor made of them."""
+        """Returns an array of `size` bytes, at most `most`. The buffer is used again when nothing refers to
+        the array, a part of it or a tensor made from it."""
         try:
             buffer = self._free.pop()
         except IndexError:
             buffer = np.empty(self._most, np.uint8)
-        # A part of an array refers to the array that owns the memory, unless that is no array.
+        # A slice of a numpy array refers to the array that owns the memory. `frombuffer` makes this array the
+        # owner.
         found = np.frombuffer(buffer.data, np.uint8, size)
         weakref.finalize(found, self._give_back, buffer).atexit = False
         return found

@@ -1,8 +1,8 @@
-"""A checksum of many bytes that costs little beside copying them.
+"""A checksum of many bytes that takes little time compared with copying them.
 
-zlib.crc32 alone reads 1 to 5 GiB/s, as fast as a socket. Sums of 32 lanes of 64 bits read as fast as memory
-does, and every changed byte changes its lane's sum, so that only the 256 bytes of sums are left for crc32.
-`page_copies.py` sums up while it copies.
+zlib.crc32 alone reads 1 to 5 GiB/s, as fast as a socket. Sums in 32 lanes of 64 bits run at the speed of
+memory, and every changed byte changes the sum of its lane. crc32 then reads only the 256 bytes of sums.
+`page_copies.py` computes the sums while it copies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WIDE = 512  # lanes that numpy adds at once: a short row costs as much as a long
 
 
 def checksum(data: NDArray[np.uint8]) -> int:
-    """Of a flat array, in 32 bits."""
+    """Returns the 32-bit checksum of a flat array."""
     whole = len(data) // ROW * ROW
     rows = data[:whole].view(np.uint64)
     wide = len(rows) // WIDE * WIDE
@@ -31,11 +31,11 @@ def checksum(data: NDArray[np.uint8]) -> int:
 
 
 def of_sums(lanes: NDArray[np.uint64], rest: NDArray[np.uint8] | None = None) -> int:
-    """lanes: the sums of all whole rows. rest: what is no whole row, or nothing."""
+    """lanes: the sums of all whole rows. rest: the bytes after the last whole row, if any."""
     found = zlib.crc32(lanes.data)
     return found if rest is None else zlib.crc32(rest.data, found)
 
 
 def prompt_hash(tokens: Sequence[int]) -> bytes:
-    """By which both halves see that they mean the same prompt."""
+    """16 bytes, with which both servers check that they mean the same prompt."""
     return hashlib.blake2b(array.array("q", tokens), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""One TCP connection between a source and a sink. One thread reads it; any may send."""
+"""One TCP connection between a source and a sink. One thread reads from it; any thread may send."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from numpy.typing import NDArray
 from nextn.disaggregation.framing import TAIL, Body, FrameReader, frame_start
 from nextn.disaggregation.messages import MOST_TEXT, Abort, AnyMessage, Done, Hello, Pages, Ping
 
-MOST_WAITING = 4096  # frames that the other end does not read
+MOST_WAITING = 4096  # frames in the queue, before the connection counts as dead
 
 
 @dataclass(slots=True)
 class _Frame:
-    parts: list[memoryview]  # that are to be sent still
-    transfer: int  # -1: of none
-    charge: int  # bytes that are given back when it was sent
+    parts: list[memoryview]  # not sent yet
+    transfer: int  # -1: belongs to no transfer
+    charge: int  # bytes in flight, which `sent` gets when the frame was sent or dropped
     begun: bool = False
 
 
 class Connection:
-    """body_for: see FrameReader. sent: is told the charge of each frame that went out or will not. lock: held
-    while frames are looked at or sent, and while `sent` is called; whoever closes `end` holds it, too."""
+    """body_for: see FrameReader. sent: called with the charge of each frame that was sent or will never be
+    sent. lock: held while frames are queued or sent, and while `sent` is called. Hold it also to close
+    `end`."""
 
     def __init__(
         self,
@@ -43,11 +44,11 @@ class Connection:
         end.setblocking(False)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.end, self.name = end, name
-        self.hello: Hello | None = None  # the other end's
+        self.hello: Hello | None = None  # from the other end
         self.connecting = False
-        self.closing = False  # when all was sent
+        self.closing = False  # close it when all frames are sent
         self.lost = False
-        self.interest = 0  # of the selector
+        self.interest = 0  # events that the selector waits for
         self.born = self.heard = self.spoke = time.monotonic()
         self._reader = FrameReader(lambda message, size: body_for(self, message, size))
         self._sent, self._lock = sent, lock
@@ -60,8 +61,9 @@ class Connection:
         charge: int = 0,
         checksum: int = 0,
     ) -> None:
-        """checksum: of the body."""
-        # What is in shared memory is small here, and its slot comes back when the other end has read it.
+        """Queues a message, and its body if there is one. checksum: of the body."""
+        # Only frames with a body or Done can be dropped with their transfer. A Pages message without a body
+        # is small, and it must arrive: the other end gives its slot back only after it.
         transfer = -1
         if isinstance(message, Done) or (isinstance(message, Pages) and body is not None):
             transfer = message.transfer
@@ -73,7 +75,8 @@ class Connection:
         self._append(_Frame(parts, transfer, charge))
 
     def send_rest(self, rest: memoryview, charge: int) -> None:
-        """Of a frame that was begun when it was `clear`, with the lock held since then."""
+        """Queues the rest of a frame whose beginning was sent while `clear` was true. The caller has held the
+        lock since then."""
         self.spoke = time.monotonic()
         if len(rest):
             self._append(_Frame([rest], -1, charge, begun=True))
@@ -89,12 +92,12 @@ class Connection:
 
     @property
     def clear(self) -> bool:
-        """May a frame go into the socket at once?"""
+        """Whether a frame may be written to the socket at once."""
         return not (self._frames or self.lost or self.closing or self.connecting)
 
     def drop(self, transfer: int, error: str) -> None:
-        """Does not send what waits of a transfer, but for a frame of which a part went out; says that it
-        ended."""
+        """Drops the queued frames of a transfer, except a frame that is partly sent. Tells the other end that
+        the transfer ended."""
         with self._lock:
             keep, drop = deque[_Frame](), list[_Frame]()
             for frame in self._frames:
@@ -105,13 +108,14 @@ class Connection:
             self.send(Abort(transfer, error[:MOST_TEXT]))
 
     def flush(self) -> None:
-        """Sends what the socket takes. Raises OSError."""
+        """Sends as much as the socket takes. Raises OSError."""
         with contextlib.suppress(BlockingIOError):
             while self._flush_one():
                 pass
 
     def _flush_one(self) -> bool:
-        """Are there more? The lock is not held for longer: engines wait for it."""
+        """Sends from the first frame; returns whether more remain. The lock is held for one call of sendmsg
+        only: engines wait for it."""
         with self._lock:
             if not self._frames or self.lost:
                 return False
@@ -128,8 +132,8 @@ class Connection:
             return bool(self._frames)
 
     def read(self) -> Iterator[tuple[AnyMessage, Body | None]]:
-        """Reads once; to be gone through to its end, or the connection is lost. Raises BlockingIOError,
-        EOFError, OSError, Broken."""
+        """Reads once, and yields complete frames. The caller must exhaust the iterator or drop the
+        connection. Raises BlockingIOError, EOFError, OSError, Broken."""
         yield from self._reader.read(self.end)
         self.heard = time.monotonic()
 
@@ -142,12 +146,12 @@ class Connection:
 
     @property
     def waiting(self) -> bool:
-        """For the socket to take more."""
+        """Whether to wait until the socket takes more."""
         return self.connecting or bool(self._frames)
 
     def check(self, now: float, timeout: float, listening: bool) -> str | None:
-        """Says Ping when it is time, and returns why the connection is of no more use, or None. listening:
-        whether the other end is read at all."""
+        """Sends Ping if one is due. Returns why the connection is dead, or None. listening: whether this end
+        reads from its connections at the moment."""
         if len(self._frames) > MOST_WAITING:
             return "the other end does not read"
         if not listening:

@@ -1,7 +1,7 @@
-"""Where sinks hand in the memory through which a source sends them pages.
+"""A Unix socket through which sinks give a source the memory that it writes pages into (backend "shm").
 
-A Unix socket whose name is in no file system. What is handed in comes with the key that the source said on
-the sink's connection.
+The socket has an abstract name, so there is no file. With the memory the sink sends the key that the source
+gave it on their connection.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Watcher(Protocol):
 
 
 class Door:
-    """entered: is called when memory was handed in. memories: by the connections that it belongs to."""
+    """entered: called when a sink has given memory. memories: the memory of each connection."""
 
     def __init__(self, owner: Watcher, slot_bytes: int, entered: Callable[[], None]) -> None:
         self.name = f"nextn-kv-{secrets.token_hex(16)}"
@@ -45,7 +45,7 @@ class Door:
         owner.watch(self._socket, self._open)
 
     def key(self, connection: Connection) -> bytes:
-        """For the sink at its other end."""
+        """Makes a key for the sink at the other end of this connection."""
         key = secrets.token_bytes(KEY)
         self._keys[key] = connection
         return key
@@ -64,7 +64,7 @@ class Door:
             visitor, _ = self._socket.accept()
         except OSError:
             return
-        if len(self._visitors) >= VISITORS:  # the oldest one has nothing to say
+        if len(self._visitors) >= VISITORS:  # the oldest has sent nothing so far
             self._dismiss(self._visitors[0])
         visitor.setblocking(False)
         self._visitors.append(visitor)
@@ -82,7 +82,7 @@ class Door:
         self._dismiss(visitor)
 
     def _memory(self, file: int) -> SharedSlots:
-        """Raises ValueError for memory that could become shorter: who writes there would be killed."""
+        """Raises ValueError for memory that could shrink: writing past its end would kill this process."""
         slots = slots_of(self._slot_bytes)
         if not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
             raise ValueError("memory that is not sealed")

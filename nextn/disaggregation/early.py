@@ -1,4 +1,6 @@
-"""Rooms that were asked for before they were offered, and those that ended before they were asked for."""
+"""Rooms that a sink asked for before they were offered, and the reasons why recent rooms ended.
+
+A room is the number by which both servers know a request."""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from dataclasses import dataclass
 from nextn.disaggregation.connection import Connection
 from nextn.disaggregation.messages import Want
 
-ENDED_ROOMS = 4096  # of which it is remembered why they ended
-AGAIN = 1.0  # seconds in which such a room may be offered again, by a client that tries again
-EARLY = 4096  # rooms at a time
+ENDED_ROOMS = 4096  # the reasons kept, at most
+AGAIN = 1.0  # seconds to wait for a room that has ended: a client that tries again may offer it again
+EARLY = 4096  # unknown rooms that sinks wait for, at most
 
 
 @dataclass(slots=True)
@@ -19,7 +21,7 @@ class Early:
     connection: Connection
     want: Want
     until: float
-    have_pages: int | None = None  # None: pages may not come yet
+    have_pages: int | None = None  # None: the sink is not ready for pages yet
 
 
 class EarlyRooms:
@@ -32,7 +34,7 @@ class EarlyRooms:
         return len(self._waiting)
 
     def wait(self, connection: Connection, want: Want) -> str | None:
-        """Until the room is offered. Returns why not, or None."""
+        """Keeps the question until the room is offered. Returns the error if it is not kept, else None."""
         if want.room in self._waiting:
             return f"bootstrap room {want.room} was asked for twice"
         if len(self._waiting) >= EARLY:
@@ -42,14 +44,14 @@ class EarlyRooms:
         return None
 
     def begin(self, connection: Connection, transfer: int, have_pages: int) -> None:
-        """Pages may come as soon as the room is offered."""
+        """The sink is ready for pages of this transfer, as soon as the room is offered."""
         for early in self._waiting.values():
             if early.connection is connection and early.want.transfer == transfer:
                 early.have_pages = have_pages
                 return
 
     def offered(self, room: int) -> Early | None:
-        """Who waits for it."""
+        """Removes and returns the question for this room, if there is one."""
         self._ended.pop(room, None)
         return self._waiting.pop(room, None)
 
@@ -59,13 +61,13 @@ class EarlyRooms:
             self._ended.popitem(last=False)
 
     def forget(self, connection: Connection, transfer: int | None = None) -> None:
-        """transfer: None for all of the connection."""
+        """Drops the questions of a connection. transfer: only this one; None: all."""
         for room, early in list(self._waiting.items()):
             if early.connection is connection and transfer in (None, early.want.transfer):
                 del self._waiting[room]
 
     def too_late(self, now: float) -> list[tuple[Early, str]]:
-        """Those that have waited for too long, and what they are told."""
+        """Removes the questions that have waited too long. Returns them with the error for each."""
         late = [each for each in self._waiting.values() if now > each.until]
         for each in late:
             del self._waiting[each.want.room]

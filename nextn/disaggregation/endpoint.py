@@ -1,8 +1,8 @@
-"""What a source and a sink share: one thread that reads and writes their sockets.
+"""The base class of source and sink: one thread that reads and writes their sockets.
 
-Their methods for the engine run in the engine's thread and hold `lock` while they look at what both threads
-know. Sockets are read and closed by this thread only: `call` hands it work. The engine's thread may send
-(`send_now`): what it has just copied is in its cache, and nobody has to be woken for it.
+The methods for the engine run in the engine's thread. They hold `lock` while they use state that both threads
+share. Only the I/O thread reads and closes sockets: `call` gives it work. The engine's thread may send
+(`send_now`): the data that it has just copied is in its cache, and no other thread has to wake up.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from nextn.stats import TransferStats
 
 log = logging.getLogger("nextn.transfer")
 
-LOOK = 0.0005  # seconds
-READS = 16  # in a row, before other connections are looked at
+LOOK = 0.0005  # seconds between two looks, while `looks` is true
+READS = 16  # reads from one connection before the others get their turn
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Endpoint(ABC):
-    """Ends with an error whatever it has under way when its thread fails, and all that is asked for later."""
+    """If its thread fails, all transfers end with an error, and so do all that are asked for later."""
 
     def __init__(self, name: str, identity: Identity, backend: str, timeout: float) -> None:
         check_backend(backend)
@@ -43,8 +43,8 @@ class Endpoint(ABC):
         self.layout = Layout.of(identity)
         self.stats = TransferStats()
         self.lock = threading.RLock()
-        self.broken: str | None = None  # why nothing works any more
-        self.paused = False  # nothing is read
+        self.broken: str | None = None  # the error with which the thread ended
+        self.paused = False  # whether the thread reads from no connection
         self.connections: set[Connection] = set()
         self._bell, self._wake = Bell(), Bell()
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
@@ -63,7 +63,7 @@ class Endpoint(ABC):
         self._bell.clear()
 
     def check(self) -> None:
-        """Raises RuntimeError once nothing works any more."""
+        """Raises RuntimeError if the thread has ended."""
         if self.broken is not None:
             raise RuntimeError(self.broken)
 
@@ -74,19 +74,20 @@ class Endpoint(ABC):
             self._thread.join()
         self._bell.close()
 
-    # What a source and a sink are, each by itself. All but `body_for` and `sent` of this thread.
+    # Source and sink implement these. All are called in the I/O thread; the engine's thread may also call
+    # `sent`.
 
     @abstractmethod
     def body_for(self, connection: Connection, message: AnyMessage, size: int) -> Body | None:
-        """Where the body of `message` goes. Raises Broken."""
+        """Returns where the body of `message` goes. Raises Broken."""
 
     @abstractmethod
     def sent(self, connection: Connection, charge: int) -> None:
-        """A frame went out, or will not."""
+        """A frame was sent, or will never be sent. See Connection."""
 
     @abstractmethod
     def came(self, connection: Connection, message: AnyMessage, body: Body | None) -> None:
-        """Raises Broken."""
+        """A complete frame has arrived. Raises Broken."""
 
     @abstractmethod
     def connected(self, connection: Connection) -> None: ...
@@ -99,24 +100,24 @@ class Endpoint(ABC):
 
     @abstractmethod
     def failed(self, error: str) -> None:
-        """Ends all there is. `broken` is set."""
+        """Ends all transfers. `broken` is set, and the lock is held."""
 
     @abstractmethod
     def looks(self) -> bool:
-        """Whether something is under way that no socket tells of, so that `look` has to be called soon."""
+        """Whether to call `look` every `LOOK` seconds: something is in progress that no socket reports."""
 
     @abstractmethod
     def look(self) -> None:
-        """Is called in each turn."""
+        """Called in each turn of the thread."""
 
-    # For them
+    # For source and sink
 
     def ring(self) -> None:
-        """The engine has something to look at."""
+        """Wakes the engine: `poll` or `wanted` has something new."""
         self._bell.ring()
 
     def call(self, function: Callable[..., None], *given: Any) -> None:
-        """Has this thread call it soon."""
+        """Makes the I/O thread call this function soon."""
         self._calls.append((function, given))
         self._wake.ring()
 
@@ -144,7 +145,7 @@ class Endpoint(ABC):
         self.gone(connection, error)
 
     def send_now(self, connection: Connection) -> None:
-        """From the engine's thread: as much of what waits as the socket takes. This thread sends the rest."""
+        """Called in the engine's thread: sends as much as the socket takes. The I/O thread sends the rest."""
         try:
             connection.flush()
         except OSError as error:
@@ -154,7 +155,7 @@ class Endpoint(ABC):
             if connection.waiting and not connection.interest & WRITE:
                 self._wake.ring()
 
-    # The thread
+    # The I/O thread
 
     def _run(self) -> None:
         error = "closed"
@@ -177,8 +178,8 @@ class Endpoint(ABC):
             self.ring()
 
     def _turn(self) -> None:
-        """Reads before it looks at the time: after a stop of this process itself, nobody is too late whose
-        bytes are here."""
+        """Reads before it checks for timeouts. If this process itself was stopped for a while, a peer whose
+        bytes have arrived is not late."""
         for key, mask in self._selector.select(LOOK if self.looks() else self._tick_seconds):
             if isinstance(key.data, Connection):
                 self._serve(key.data, mask)
@@ -228,7 +229,7 @@ class Endpoint(ABC):
                 return
 
     def _send(self, connection: Connection) -> None:
-        """What waits, and sets what the selector looks for."""
+        """Sends queued frames, and updates the events that the selector waits for."""
         try:
             if not connection.connecting:
                 connection.flush()
@@ -242,7 +243,8 @@ class Endpoint(ABC):
             self._select(connection)
 
     def _select(self, connection: Connection) -> None:
-        """With the lock held, or what `send_now` leaves might not be waited for."""
+        """The caller holds the lock. Otherwise the selector could miss frames that `send_now` has left in the
+        queue."""
         interest = (0 if self.paused else READ) | (WRITE if connection.waiting else 0)
         if interest != connection.interest:
             if not connection.interest:

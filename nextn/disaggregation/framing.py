@@ -1,7 +1,8 @@
-"""Frames on a stream: a prefix, a header that is a message in MessagePack, and the bytes of pages, if any.
+"""Frames on a byte stream: a prefix, a header, and the bytes of pages, if any. The header is a message in
+MessagePack.
 
-The prefix holds both lengths, the header's checksum and its own, so that a changed length is noticed at once
-and not after a wait for bytes that never come. The checksum of the pages follows them.
+The prefix contains both lengths, the header's checksum and its own checksum. So a changed length is noticed
+at once, without a wait for bytes that never arrive. After the pages follows their checksum.
 """
 
 from __future__ import annotations
@@ -21,46 +22,48 @@ from nextn.disaggregation.messages import AnyMessage
 MAGIC = b"nxKV"
 PREFIX = struct.Struct("<4sIIII")  # magic, bytes of the header, bytes of the body, checksums: header, prefix
 MOST_HEADER = 16 << 10
-READ_AHEAD = MOST_HEADER + (8 << 10)  # bytes, of headers and of what follows them
-TAIL = 4  # bytes behind a body: its checksum, which is made while the body is sent
+READ_AHEAD = MOST_HEADER + (8 << 10)  # bytes that are read at once: headers, and beginnings of bodies
+TAIL = 4  # bytes of the checksum after a body. It follows the body because it is computed while that is sent
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
 
 
 class Broken(Exception):
-    """What came is not what this protocol allows; the connection is of no more use."""
+    """The other end has violated the protocol. The connection cannot be used any more."""
 
 
 def frame_start(message: AnyMessage, body: int = 0) -> bytes:
-    """All of a frame but its body of so many bytes."""
+    """Returns a frame's prefix and header. body: number of bytes that follow."""
     header = _encoder.encode(message)
     start = PREFIX.pack(MAGIC, len(header), body, zlib.crc32(header), 0)[:-4]
     return b"".join((start, struct.pack("<I", zlib.crc32(start)), header))
 
 
 class Body(Protocol):
-    """Where a frame's body goes, the `TAIL` bytes behind it included. expected: what they say."""
+    """The destination of a frame's body, including the `TAIL` bytes after it. expected: the checksum in those
+    bytes."""
 
     @property
     def left(self) -> int:
-        """Bytes to come."""
+        """Number of bytes that have not arrived yet."""
 
     @property
     def expected(self) -> int: ...
 
     def feed(self, data: memoryview) -> None:
-        """The next bytes; at most `READ_AHEAD`, and no more than are left."""
+        """Takes the next bytes: at most `READ_AHEAD`, and at most `left`."""
 
     def fill(self, end: socket.socket) -> int:
-        """Reads on. Returns how many bytes came, 0 at the end. Raises OSError."""
+        """Reads from the socket. Returns the number of bytes read; 0 if the stream has ended. Raises
+        OSError."""
 
 
 class ArrayBody:
-    """All of it in memory. data: without the tail."""
+    """A body that is read into memory. data: the body without the checksum."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
-        """memory: for the tail, too."""
+        """memory: as long as the body and its checksum together."""
         self._memory, self._filled = memory, 0
 
     @property
@@ -86,19 +89,19 @@ class ArrayBody:
 
 
 class FrameReader:
-    """body_for: says where the body of a message goes, given its length, which may be 0; raises Broken for
-    one that may not be."""
+    """body_for: gets a message and the length of its body, 0 if there is none; returns where the body goes.
+    Raises Broken if the message may not have this body."""
 
     def __init__(self, body_for: Callable[[AnyMessage, int], Body | None]) -> None:
         self._body_for = body_for
         self._small = memoryview(bytearray(READ_AHEAD))
-        self._start = self._end = 0  # of what is in _small and not yet looked at
-        self._message: AnyMessage | None = None  # whose body is being read
+        self._start = self._end = 0  # begin and end of the bytes in _small that are not parsed yet
+        self._message: AnyMessage | None = None  # the message whose body is being read
         self._body: Body | None = None
 
     def read(self, end: socket.socket) -> Iterator[tuple[AnyMessage, Body | None]]:
-        """Reads once, and yields the frames that are then complete. Raises EOFError at the end, Broken,
-        OSError."""
+        """Reads once, and yields the frames that are complete. Raises EOFError if the stream has ended,
+        Broken, OSError."""
         if self._body is not None:
             got = self._body.fill(end)
         else:
@@ -124,7 +127,7 @@ class FrameReader:
         return message, body
 
     def _parse(self) -> bool:
-        """The next message, if it is here whole."""
+        """Parses the next prefix and header. False if they have not arrived completely."""
         at, here = self._start, self._end - self._start
         if here < PREFIX.size:
             if self._small[at : min(self._end, at + 4)] != MAGIC[: min(here, 4)]:

@@ -1,5 +1,5 @@
-"""What a prefill and a decode server must have in common, so that the pages of one are those that the other
-would have computed, to the bit."""
+"""What must be equal on a prefill and a decode server, so that both would compute the same pages, bit by
+bit."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from nextn.engine.engine import Engine
 from nextn.families.digest import digest
 from nextn.ops.cpu.library import FOLDER
 
-PROTOCOL = 1  # of the messages
+PROTOCOL = 1  # version of the messages in messages.py
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """page_bytes: of one page in all layers. layers: of the KV pool, `nextn_layers` of them the drafter's.
-    kernels: backend, level and build, each of which may round otherwise. model: a hash of its config and of
-    samples of its weights."""
+    """layers: of the KV pool; `nextn_layers` of these belong to the drafter. width: elements per slot and
+    layer. kernels: backend, level and build, which determine the rounding. model: a hash of the checkpoint's
+    config and of samples of its weights."""
 
     protocol: int = PROTOCOL
     version: str
     model: str
-    weights: str  # how they are held, such as "bfloat16" or "int8"
+    weights: str  # how they are stored in memory, such as "bfloat16" or "int8"
     kernels: str
     page_size: int
     layers: int
@@ -50,13 +50,13 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 def identity_of(engine: Engine) -> Identity:
     config, info = engine.config, engine.info
-    # Native kernels of one build and level compute the same on every chip; torch's choose by the chip.
+    # Native kernels of one build and level compute the same on every chip. torch selects its kernels by chip.
     how = [info.isa, build_hash(info.isa)] if info.isa else [torch.__version__, info.chip]
     kernels = " ".join([info.device, info.kernels, *how])
     made = config.quantization or "as stored"
     if made == "w4a16":
         made += f" {config.int4_group}"
-    if config.gguf_activations == "int8":  # auto is bf16 here, as one machine alone computes no text
+    if config.gguf_activations == "int8":  # auto means bf16 on a prefill or decode server
         made += ", inputs in int8"
     if config.ep_dispatch_dtype == "fp8":
         made += ", rows of experts in fp8"
@@ -74,12 +74,14 @@ def identity_of(engine: Engine) -> Identity:
 
 
 def build_hash(isa: str) -> str:
-    """Of the native kernels. Two machines that built them with one compiler have the same."""
+    """16 hex digits for the native kernels. Machines that built them with the same compiler have the same
+    hash."""
     return hashlib.sha256((FOLDER / f"libnextn_{isa}.so").read_bytes()).hexdigest()[:16]
 
 
 def fingerprint(config: EngineConfig) -> str:
-    """Tells one model from another: of fake models the name, of dummy weights the config and the seed."""
+    """16 hex digits that identify the model. They hash the name of a fake model, config and seed of dummy
+    weights."""
     found = hashlib.sha256()
     for path in (config.model_path, config.drafter_path):
         if path is None:

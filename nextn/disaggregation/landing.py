@@ -1,7 +1,7 @@
-"""Where a request's pages land: in the pool, as they come.
+"""Writes received pages into the KV pool as they arrive.
 
-Nobody looks at these pages before the transfer has ended, so they may hold what is not proven yet. Natively
-they go there as the socket is read, 256 KiB at a time, so that they are in the core's cache until then.
+Nobody reads these pages before the transfer has ended, so they may contain data that is not verified yet. The
+native kernels write them while they read the socket, 256 KiB at a time, so the data is in the core's cache.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ CHUNK = 256 << 10  # bytes
 
 
 class Landing(NamedTuple):
-    """pages: of a request, by their places in its prompt, which nobody else touches until the transfer
-    ends."""
+    """Where the pages of one request go. pages: page numbers in the pool, by index in the prompt. Nobody else
+    uses these pages until the transfer ends."""
 
     copies: PageCopies
     pages: Sequence[int]
 
     def take(self, first: int, count: int, data: NDArray[np.uint8]) -> int:
-        """Fills so many pages. Returns the checksum of what lies in them then."""
+        """Fills `count` pages from index `first` on. Returns the checksum of the bytes that were written."""
         return self.copies.write(self.pages[first : first + count], data)
 
 
 class Arriving:
-    """A piece on its way from a socket into its pages; a `framing.Body`. chunk: `CHUNK` bytes of memory.
-    lock: held while the pool is written. wanted: whether the pages are still the request's; what comes later
-    is dropped."""
+    """The body of one piece, which goes from a socket directly into pages (a `framing.Body`). chunk: `CHUNK`
+    bytes of memory. lock: held while the pool is written. wanted: whether the request still owns the pages;
+    if not, the rest of the data is dropped."""
 
     def __init__(
         self,
@@ -57,15 +57,15 @@ class Arriving:
         self._runs = copies.runs(self._pages)
         self._chunk, self._lock, self._wanted = chunk, lock, wanted
         self._size = count * copies.page_bytes + TAIL
-        self._sums, self._state = no_sums(), np.zeros(2, np.int64)  # Arriving of csrc/page_sockets.h
+        self._sums, self._state = no_sums(), np.zeros(2, np.int64)  # struct Arriving (page_sockets.h)
 
     @property
     def left(self) -> int:
-        """Bytes to come."""
+        """Number of bytes that have not arrived yet."""
         return self._size - int(self._state[0]) - int(self._state[1])
 
     def feed(self, data: memoryview) -> None:
-        """What was read already: less than a chunk."""
+        """Takes bytes that were already read; they and the held bytes fit into the chunk."""
         held = int(self._state[1])
         self._chunk[held : held + len(data)] = np.frombuffer(data, np.uint8)
         self._state[1] += len(data)
@@ -73,7 +73,8 @@ class Arriving:
             self._native.nx_place_pages(*self._target(), self._at(self._chunk), *self._counts())
 
     def fill(self, end: socket.socket) -> int:
-        """Reads what is there. Returns how many bytes came, 0 at the end. Raises BlockingIOError, OSError."""
+        """Reads from the socket without waiting. Returns the number of bytes read; 0 if the stream has ended.
+        Raises BlockingIOError, OSError."""
         with self._lock:
             came: int = self._native.nx_receive_pages(
                 *self._target(), end.fileno(), TAIL, self._at(self._chunk), len(self._chunk), *self._counts()
@@ -94,7 +95,7 @@ class Arriving:
 
     @property
     def found(self) -> int:
-        """The checksum of what lies in the pages, when nothing is left."""
+        """The checksum of the bytes written to the pages. Valid when `left` is 0."""
         return of_sums(self._sums)
 
     @property

@@ -1,4 +1,4 @@
-"""How many bytes a page is, and how many pages travel at once."""
+"""The size of a page in bytes, and the number of pages in one piece, the unit of transfer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nextn.disaggregation.identity import Identity
 
-PIECE = 4 << 20  # bytes, or one page
+PIECE = 4 << 20  # bytes, at most; or one page, if a page is larger
 
 
 class Layout(NamedTuple):
@@ -38,14 +38,14 @@ class Layout(NamedTuple):
         return self.piece_pages * self.page_bytes
 
     def pages(self, slots: int) -> int:
-        """That so many slots need."""
+        """Number of pages that hold `slots` slots."""
         return -(-slots // self.page_size)
 
     def tensor(self, data: NDArray[np.uint8]) -> Tensor:
-        """[layers, slots, width] of the bytes of whole pages; shares their memory."""
+        """The bytes of whole pages as [layers, slots, width]. Shares their memory."""
         return torch.from_numpy(data).view(self.dtype).view(self.layers, -1, self.width)
 
 
 def flat(data: Tensor) -> NDArray[np.uint8]:
-    """The bytes of a contiguous tensor; shares its memory."""
+    """The bytes of a contiguous host tensor. Shares its memory."""
     return data.view(-1).view(torch.uint8).numpy()

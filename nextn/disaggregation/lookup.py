@@ -1,7 +1,7 @@
-"""Asks bootstrap ports which engine has a room.
+"""Asks bootstrap ports which engine has a room. A room is the number by which both servers know a request.
 
-One thread for each bootstrap port, so that one that does not answer holds up nobody else. It asks for its
-rooms in turn, again and again while the port does not know them yet, over one connection.
+Each bootstrap port has its own thread, so a port that does not answer delays no other port. The thread asks
+for its rooms in turn over one connection, and asks again while the port does not know a room yet.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import msgspec
 
 from nextn.disaggregation.remote import Remote
 
-PORTS = 256  # bootstrap ports at a time; clients name them
-MOST_BYTES = 64 << 10  # of an answer
-FIRST_PAUSE, LAST_PAUSE = 0.005, 0.25  # seconds between two times that a room is asked for
-REFUSED = 1.0  # seconds until a port that refuses connections counts as gone, and its rooms with it
-IDLE = 10.0  # seconds that a thread stays without rooms
-ANYWHERE = ("", "0.0.0.0", "::")  # hosts on which a server listens, and none to connect to
+PORTS = 256  # bootstrap ports at a time, at most; requests choose them freely
+MOST_BYTES = 64 << 10  # bytes of an answer, at most
+FIRST_PAUSE, LAST_PAUSE = 0.005, 0.25  # seconds between two questions for the same room
+REFUSED = 1.0  # seconds that a port may refuse connections before its rooms count as lost
+IDLE = 10.0  # seconds that a thread without rooms waits before it ends
+ANYWHERE = ("", "0.0.0.0", "::")  # addresses to listen on that nobody can connect to
 
-Address = tuple[int, Any]  # the socket's family, and its address
+Address = tuple[int, Any]  # the socket's family and address
 
 
 class _Lost(Exception):
@@ -58,8 +58,8 @@ class Lookups:
     def ask(
         self, remote: Remote, answer: Callable[[Address | None, str], None], wanted: Callable[[], bool]
     ) -> None:
-        """Calls `answer` once, from another thread, with the engine's address, or None and why there is
-        none; or never, if it is not `wanted` any more."""
+        """Calls `answer` once, usually in another thread: with the engine's address, or with None and the
+        error. Never calls it if `wanted` has become false."""
         port, now = (remote.host, remote.port), time.monotonic()
         question = _Question(remote, now + self._timeout, answer, wanted, FIRST_PAUSE, now)
         with self._lock:
@@ -92,13 +92,13 @@ class Lookups:
                 if link is None:
                     link = http.client.HTTPConnection(*port, timeout=max(0.01, self._timeout / 2))
                 self._try(link, question)
-            except Exception as problem:  # such as an address that is none
+            except Exception as problem:  # for example an invalid address
                 question.answer(None, _said(question.remote, problem))
         if link is not None:
             link.close()
 
     def _next(self, port: tuple[str, int]) -> _Question | None:
-        """Waits for one whose time has come. None: this thread is not needed any more."""
+        """Waits for a question whose time has come. None: this thread is no longer needed."""
         with self._lock:
             questions, idle = self._questions[port], time.monotonic() + IDLE
             while True:
@@ -139,7 +139,8 @@ class Lookups:
             self._questions[remote.host, remote.port].append(again)
 
     def _answer_late(self, remote: Remote, error: str) -> None:
-        """The port is silent: others that have waited long enough do not wait for their own try."""
+        """The port is silent. Answers the other questions that have waited long enough, without another
+        try."""
         with self._lock:
             questions, now = self._questions[remote.host, remote.port], time.monotonic()
             late = [each for each in questions if now > each.until]
@@ -150,14 +151,14 @@ class Lookups:
 
 
 def _engine(link: http.client.HTTPConnection, remote: Remote) -> tuple[Address | None, str]:
-    """Raises _Lost, and what http.client and msgspec do."""
+    """Asks once. Raises _Lost, and the errors of http.client and msgspec."""
     again = link.sock is not None
     try:
         status, body = _get(link, remote)
     except (http.client.RemoteDisconnected, ConnectionError):
         if not again:
             raise
-        link.close()  # the server had closed a connection that was kept
+        link.close()  # the server has closed the idle connection
         status, body = _get(link, remote)
     if status == 404:
         return None, f"bootstrap room {remote.room} is unknown"

@@ -1,9 +1,9 @@
-"""Memory of a sink, in slots, through which a source's pages reach it; here the kind that two processes of a
-machine share.
+"""A sink's memory, in slots, into which a source puts pages. The kind here is shared by two processes of a
+machine.
 
-The sink makes it and copies out of it: whatever a source does, or does too late, it cannot write where a page
-of somebody else is. It has no name, so that nothing is left of it however the two end. The sink hands it in
-at the source's door (door.py).
+The sink makes the memory and copies pages out of it. So a faulty or late source cannot write into pages of
+other requests. The memory has no name, so nothing remains of it after both processes have ended. The sink
+hands it over at the source's door (door.py).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from nextn.disaggregation.framing import Broken
 from nextn.disaggregation.messages import Hello
 
-BYTES = 8 << 20  # of a connection's memory, or two slots
+BYTES = 8 << 20  # bytes of memory per connection, but at least two slots
 BACKENDS = ("tcp", "shm", "nixl")
 
 
 def check_backend(backend: str) -> None:
-    """Raises ValueError."""
+    """Raises ValueError if the backend is unknown or does not work here."""
     if backend not in BACKENDS:
         raise ValueError(f"transfer backend {backend}: choose from {', '.join(BACKENDS)}")
     if backend == "shm" and sys.platform != "linux":
@@ -38,7 +38,8 @@ def check_backend(backend: str) -> None:
 
 
 class Slots:
-    """data: [slots, bytes]. free: of the source, those that the sink has read."""
+    """data: [slots, bytes per slot], uint8. free: used by the source only; the slots that the sink has
+    read."""
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
         self.data = data
@@ -63,7 +64,7 @@ def slots_of(slot_bytes: int) -> int:
 
 
 def hand_in(hello: Hello, slot_bytes: int) -> SharedSlots:
-    """New memory, for the source that said this. Raises Broken."""
+    """Makes shared memory and hands it to the source that sent this Hello. Raises Broken."""
     slots = slots_of(slot_bytes)
     file = os.memfd_create("nextn-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:

@@ -1,4 +1,4 @@
-"""What a source and a sink say to each other.
+"""The messages between a source and a sink.
 
     sink                       source
     Hello               ->
@@ -9,10 +9,10 @@
                         <-     Done
     Taken               ->
 
-Either ends a transfer with Abort, and says Ping when it has nothing else to say. The sink numbers its
-transfers, and never twice on a connection: what is under way for an old transfer cannot be taken for a new
-one's. With shared memory and NIXL, Pages names a slot of the sink's memory, which Read gives back. With NIXL,
-the sink says Memory after the source's Hello.
+Either side can end a transfer with Abort. A side that has nothing to send for a while sends Ping. The sink
+numbers its transfers and never uses a number twice on a connection. So a late frame of an old transfer cannot
+belong to a new one. With shared memory and NIXL, Pages names a slot of the sink's memory, and the sink gives
+the slot back with Read. With NIXL, the sink sends Memory after the source's Hello.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Message(msgspec.Struct, array_like=True):
 
 
 class Hello(Message, tag=0):
-    """timeout: the silence after which the sender gives up. door, key: the source's, where the sink hands in
-    its shared memory."""
+    """timeout: seconds of silence after which the sender closes the connection. door, key: set by the source
+    with shared memory: the door's name, and the key that the sink sends there with its memory."""
 
     identity: Identity
     backend: Text
@@ -45,7 +45,7 @@ class Hello(Message, tag=0):
     key: bytes = b""
 
     def differences(self, other: Hello) -> list[str]:
-        """Why these two cannot work together, for people on this one's side."""
+        """The reasons why the two servers cannot work together. "here" means the sender of `self`."""
         found = self.identity.differences(other.identity)
         if self.backend != other.backend:
             found.append(f"transfer backend is {self.backend} here and {other.backend} there")
@@ -53,14 +53,14 @@ class Hello(Message, tag=0):
 
 
 class Refused(Message, tag=1):
-    """The connection is of no use."""
+    """The servers do not match. The sender closes the connection."""
 
     error: Text
 
 
 class Want(Message, tag=2):
-    """The sink will ask for this room, whose pages are kept from now on. tokens, prompt: the prompt's length
-    and hash."""
+    """The sink will fetch this room. The source keeps its pages from now on. tokens, prompt: length and hash
+    of the prompt."""
 
     transfer: Count
     room: int
@@ -69,8 +69,9 @@ class Want(Message, tag=2):
 
 
 class Pages(Message, tag=3):
-    """slots: of the prompt that are true with these pages; fewer than the pages hold only at the end.
-    memory_slot: of the sink's memory; -1: the bytes follow, and behind them their checksum."""
+    """slots: number of the prompt's slots that are complete with these pages. Only the last page can be
+    partly filled. memory_slot: index in the sink's memory. If it is -1, the bytes and their checksum follow
+    this header."""
 
     transfer: Count
     first_page: Count
@@ -87,7 +88,7 @@ class Done(Message, tag=4):
 
 
 class Taken(Message, tag=5):
-    """All is here; the source may free it."""
+    """The sink has all pages. The source may free them."""
 
     transfer: Count
 
@@ -106,14 +107,14 @@ class Read(Message, tag=8):
 
 
 class Begin(Message, tag=9):
-    """Pages may come. have_pages: that the sink has already."""
+    """The sink is ready for pages. have_pages: number of pages that it already has."""
 
     transfer: Count
     have_pages: Count
 
 
 class Memory(Message, tag=10):
-    """Where the source writes to. metadata: what NIXL has to know of it."""
+    """The memory into which the source writes with NIXL. metadata: NIXL's description of it."""
 
     metadata: Annotated[bytes, msgspec.Meta(max_length=MOST_METADATA)]
     address: Count

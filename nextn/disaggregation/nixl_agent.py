@@ -1,8 +1,8 @@
-"""What is called of NIXL, the library that writes into another server's memory.
+"""The only code that calls NIXL, a library that writes into another server's memory.
 
-Only host memory is given to it, and only its UCX backend is used, which chooses between RDMA, shared memory
-and TCP by itself. It has no thread here: that one would never sleep. So both ends call `progress` or `done`
-while pages are under way. All but making an agent is of one thread.
+NIXL gets host memory only, and uses only its UCX backend, which chooses between RDMA, shared memory and TCP
+by itself. NIXL's own progress thread is off because it would never sleep. So both ends call `progress` or
+`done` while pages are in transfer. One thread uses an agent; any thread may make it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from nextn.disaggregation.framing import Broken
 from nextn.disaggregation.memory import Slots
 
 BACKENDS = ["UCX"]
-REST = 60.0  # seconds
-MOST_RESTING = 8  # regions
+REST = 60.0  # seconds before a region is used again
+MOST_RESTING = 8  # resting regions; with more, the oldest is used again at once
 
-# Memory of agents that are gone. It is never given back to the system: a write that comes late could
-# otherwise change what somebody else put there.
+# Memory of closed agents. It is never freed, because a late write could change data of a later owner.
 _spare: list[NDArray[np.uint8]] = []
 
 
 class Region(Slots):
-    """Memory that an agent has registered."""
+    """Memory that is registered with an agent."""
 
     def __init__(self, data: NDArray[np.uint8], descriptors: Any) -> None:
         super().__init__(data)
@@ -44,24 +43,25 @@ class Region(Slots):
 
 
 class Agent:
-    """Each method but `progress` and `close` raises Broken; making one raises ValueError."""
+    """All methods except `progress` and `close` may raise Broken. The constructor raises ValueError if NIXL
+    does not work here."""
 
     def __init__(self) -> None:
         try:
             from nixl._api import nixl_agent, nixl_agent_config
 
             if "NIXL_LOG_LEVEL" not in os.environ:
-                logging.getLogger("nixl").setLevel(logging.WARNING)  # it prints to stdout
+                logging.getLogger("nixl").setLevel(logging.WARNING)  # it logs to stdout
             config = nixl_agent_config(enable_prog_thread=False, backends=BACKENDS)
             self._agent = nixl_agent(f"nextn-{secrets.token_hex(8)}", config)
             self._agent.get_backend_mem_types(BACKENDS[0])
         except Exception as error:
             raise ValueError(f"NIXL does not work here: {_text(error)}") from error
-        self._free: list[tuple[float, Region]] = []  # since when, the one that rests longest first
+        self._free: list[tuple[float, Region]] = []  # (time of `give_back`, region), oldest first
         self._peers = Counter[str]()
 
     def region(self, slots: int, slot_bytes: int) -> Region:
-        """Registered, and used again after `give_back`. All of an agent are of one size."""
+        """Returns registered memory. All regions of an agent must have the same size."""
         if self._free and (len(self._free) > MOST_RESTING or time.monotonic() - self._free[0][0] > REST):
             _, region = self._free.pop(0)
             region.free = list(range(slots))
@@ -75,18 +75,18 @@ class Agent:
             return Region(data, self._agent.register_memory(place, "DRAM", backends=BACKENDS))
 
     def give_back(self, region: Region) -> None:
-        """Writes of the connection that it was for may come still. They do no harm to a new one but that its
-        pages may be found to be changed; so the region rests first."""
+        """The region may be used again after `REST` seconds. Late writes for its old connection could change
+        pages of its next one, which would fail their checksum."""
         self._free.append((time.monotonic(), region))
 
     def metadata(self, region: Region) -> bytes:
-        """What another agent needs to write there."""
+        """Returns what another agent needs to write into this region."""
         with _broken("describing memory"):
             found: bytes = self._agent.get_partial_agent_metadata(region.descriptors, True, BACKENDS)
         return found
 
     def add(self, metadata: bytes) -> str:
-        """Another agent's name, to be removed once for each time it was added."""
+        """Registers another agent and returns its name. Each `add` needs one `remove`."""
         with _broken("reading what the other end says of its memory"):
             name = self._agent.add_remote_agent(metadata)
             peer: str = name.decode() if isinstance(name, bytes) else str(name)
@@ -101,7 +101,7 @@ class Agent:
                 self._agent.remove_remote_agent(peer)
 
     def write(self, data: NDArray[np.uint8], peer: str, address: int) -> Any:
-        """Begins to write bytes of a region to another agent's memory. `done` says when it is over."""
+        """Starts a write from a region into another agent's memory. `done` says when it has ended."""
         with _broken("writing"):
             here = self._agent.get_xfer_descs([(data.ctypes.data, len(data), 0)], "DRAM")
             there = self._agent.get_xfer_descs([(address, len(data), 0)], "DRAM")
@@ -111,7 +111,7 @@ class Agent:
         return handle
 
     def done(self, handle: Any) -> bool:
-        """Whether the bytes are there."""
+        """Whether the write has ended. Releases the handle then."""
         with _broken("writing"):
             state = self._agent.check_xfer_state(handle)
             if state == "ERR":
@@ -121,17 +121,17 @@ class Agent:
         return bool(state == "DONE")
 
     def abandon(self, handle: Any) -> None:
-        """A write that is not done and of no more use."""
+        """Releases a write that has not ended and is no longer needed."""
         with _broken("ending a write"):
             self._agent.release_xfer_handle(handle)
 
     def progress(self) -> None:
-        """Does what other agents ask of this one."""
-        with contextlib.suppress(Exception):  # what fails of it, fails at the other end, too
+        """Does the work that other agents have requested of this one."""
+        with contextlib.suppress(Exception):  # the other end notices the failure too
             self._agent.get_new_notifs(BACKENDS)
 
     def close(self) -> None:
-        """When all was given back."""
+        """Call it after all regions were given back."""
         with contextlib.suppress(Exception):
             for _, region in self._free:
                 self._agent.deregister_memory(region.descriptors, BACKENDS)
@@ -146,7 +146,7 @@ def _broken(doing: str) -> Iterator[None]:
         yield
     except Broken:
         raise
-    except Exception as error:  # the library's own kinds are named differently in each version
+    except Exception as error:  # the names of NIXL's exceptions depend on its version
         raise Broken(f"NIXL, {doing}: {_text(error)}") from None
 
 

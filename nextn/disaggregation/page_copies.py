@@ -1,7 +1,7 @@
-"""Copies pages out of a KV pool and into one, and makes their checksum in the same pass.
+"""Copies pages out of a KV pool and into one, and computes their checksum in the same pass.
 
-The native kernels read every byte once. Without them, or where a page has not whole rows of the checksum in a
-layer, numpy copies first and reads again.
+The native kernels read every byte once. numpy copies first and then reads again. It is used without the
+kernels, or if a page's bytes in one layer are not a multiple of the checksum's row.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from nextn.ops.cpu.library import NoLibrary, library
 
 
 class PageCopies:
-    """pool: [layers, slots, width], in this process's memory. Any thread may copy, of pages that nobody else
-    writes. native: None without the kernels."""
+    """pool: [layers, slots, width], in this process's memory. Any thread may copy pages that nobody writes at
+    the same time. native: the kernels; None if they are not used."""
 
     def __init__(self, pool: Tensor, page_size: int) -> None:
         rows = pool.view(len(pool), -1, page_size * pool.shape[2]).view(torch.uint8)
@@ -36,16 +36,16 @@ class PageCopies:
 
     @property
     def sockets(self) -> CDLL | None:
-        """The kernels, where they can move pages between the pool and a socket."""
+        """The kernels, if they can move pages between the pool and a socket, else None."""
         return None if sys.platform == "win32" else self.native
 
     def runs(self, pages: NDArray[np.int64]) -> tuple[Any, ...]:
-        """The native functions' first arguments. pages: kept alive by the caller."""
+        """The first arguments of the native functions. The caller keeps `pages` alive during the call."""
         layers, _, run = self._rows.shape
         return self._rows.ctypes.data, layers, self._rows.strides[0], run, pages.ctypes.data, len(pages)
 
     def read(self, pages: Sequence[int], into: NDArray[np.uint8]) -> int:
-        """Into the flat bytes of [layers, slots, width]. Returns their checksum."""
+        """Copies pages into `into`, the flat bytes of [layers, slots, width]. Returns their checksum."""
         if self.native is not None:
             table, sums = np.array(pages, np.int64), no_sums()
             self.native.nx_read_pages(*self.runs(table), into.ctypes.data, sums.ctypes.data)
@@ -54,8 +54,8 @@ class PageCopies:
         return checksum(into)
 
     def write(self, pages: Sequence[int], data: NDArray[np.uint8]) -> int:
-        """Fills pages with what `read` copied. Returns the checksum of what lies in them then, even if
-        somebody wrote into `data` meanwhile."""
+        """Fills pages with bytes from `read`. Returns the checksum of the bytes that were written. It is
+        correct even if another process changes `data` during the call."""
         if self.native is not None:
             table, sums = np.array(pages, np.int64), no_sums()
             self.native.nx_write_pages(*self.runs(table), data.ctypes.data, sums.ctypes.data)

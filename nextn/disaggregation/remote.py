@@ -6,12 +6,12 @@ import msgspec
 
 
 class Remote(msgspec.Struct, frozen=True, array_like=True):
-    """A request that two servers work on: the prefill server computes its prompt, the decode server its
+    """A request that two servers work on: the prefill server computes the prompt, the decode server the
     answer.
 
-    room: by which both know it. host, port: of the prefill server's bootstrap port; "" and 0 on the prefill
-    server itself. dp_rank: of the prefill server's replicas, or groups, the one that has it; None: the
-    bootstrap port knows."""
+    room: the number by which both servers know the request. host, port: the prefill server's bootstrap port;
+    "" and 0 on the prefill server itself. dp_rank: index of the replica or group of the prefill server that
+    has the request; None: ask the bootstrap port."""
 
     room: int
     host: str = ""

@@ -1,8 +1,9 @@
-"""The decode side of KV transfer: asks for the pages of prompts, and proves what comes.
+"""The decode side of KV transfer: fetches the pages of prompts and verifies their checksums.
 
-Every request that was wanted, and not cancelled, ends once: with `Ended`, after those of its pages that came.
-Where this thread can write into the pool, it puts pages there itself: one thread that receives, proves and
-copies a piece finds it in its cache. Nobody looks at them before `Ended` says how many are true.
+Each request that was wanted and not cancelled ends with exactly one `Ended`, after all `Arrived` of its
+pages. If the pool is in this process's memory, this thread writes pages into it itself: it receives, verifies
+and copies a piece while the piece is in its cache. Nobody reads the pages before `Ended` says how many slots
+are complete.
 """
 
 from __future__ import annotations
@@ -46,12 +47,13 @@ from nextn.disaggregation.nixl_agent import Agent, Region
 from nextn.disaggregation.remote import Remote
 
 CONNECTIONS = 256
-UNDELIVERED = 16 << 20  # bytes that the engine has not taken, from which on nothing is read
+UNDELIVERED = 16 << 20  # bytes that the engine has not taken yet; above it, the thread stops reading
 POLL_BYTES = 8 << 20
 
 
 class Arrived(NamedTuple):
-    """data: [layers, slots, width] of these pages. They come in order, without gaps."""
+    """Pages of a request. data: [layers, slots, width]. A request's pages arrive in order and without
+    gaps."""
 
     rid: str
     first_page: int
@@ -60,7 +62,8 @@ class Arrived(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """slots: how many are true, `have` included. error: why these are not all."""
+    """The end of a fetch. slots: number of complete slots, including those from `begin`. error: why slots are
+    missing; None: all arrived."""
 
     rid: str
     slots: int
@@ -77,10 +80,10 @@ class _Fetch:
     have: int = 0
     slots: int = 0
     next_page: int = 0
-    begun: float | None = None  # when it asked for pages; None: not yet
-    landing: Landing | None = None  # None: the engine copies
+    begun: float | None = None  # when `begin` was called; None: not yet
+    landing: Landing | None = None  # None: the engine writes the pages
     connection: Connection | None = None
-    transfer: int = -1  # not asked for yet
+    transfer: int = -1  # -1: Want is not sent yet
 
 
 class PageSink(Endpoint):
@@ -92,7 +95,7 @@ class PageSink(Endpoint):
         self._undelivered = 0  # bytes
         self._transfers: dict[tuple[Connection, int], _Fetch] = {}
         self._last_transfer = 0
-        self._engines: dict[Any, Connection] = {}  # by address
+        self._engines: dict[Any, Connection] = {}  # by address of the source
         self._buffers, self._chunks = Buffers(self.layout.piece_bytes + TAIL), Buffers(CHUNK)
         self._memories: dict[Connection, Slots] = {}
         self._nixl = Agent() if backend == "nixl" else None
@@ -102,7 +105,7 @@ class PageSink(Endpoint):
     # The engine's thread
 
     def want(self, rid: str, remote: Remote, tokens: Sequence[int]) -> None:
-        """This request's pages will be asked for: the prefill server is to keep them."""
+        """The request will fetch its pages: makes the prefill server keep them."""
         fetch = _Fetch(rid, remote, len(tokens), prompt_hash(tokens))
         with self.lock:
             assert rid not in self._fetches
@@ -121,12 +124,12 @@ class PageSink(Endpoint):
         self._lookups.ask(remote, found, lambda: self._fetches.get(rid) is fetch)
 
     def begin(self, rid: str, have: int, landing: Landing | None = None) -> None:
-        """They may come. have: slots that are here already, of whole pages. landing: where they go, until
-        the request ends or is cancelled; None: they come out of `poll`."""
+        """Pages may arrive now. have: number of slots that are here already, in whole pages. landing: where
+        pages are written until the request ends or is cancelled; None: they come out of `poll`."""
         assert have % self.layout.page_size == 0
         with self.lock:
             if (fetch := self._fetches.get(rid)) is None:
-                return  # it has ended: `poll` says why
+                return  # it has ended; `poll` returns the error
             assert fetch.begun is None, "it began twice"
             fetch.begun, fetch.landing = time.monotonic(), landing
             fetch.have = fetch.slots = have
@@ -135,7 +138,8 @@ class PageSink(Endpoint):
                 self.call(fetch.connection.send, Begin(fetch.transfer, fetch.next_page))
 
     def cancel(self, rid: str) -> None:
-        """Nothing of it comes out of `poll`, or lands, any more; the other side is told."""
+        """Ends a request and tells the other side. Afterwards `poll` returns nothing of it, and none of its
+        pages are written."""
         with self.lock:
             if (fetch := self._fetches.pop(rid, None)) is not None:
                 self.stats.active -= 1
@@ -146,7 +150,8 @@ class PageSink(Endpoint):
                 self._unpause()
 
     def poll(self, most_bytes: int = POLL_BYTES) -> list[Arrived | Ended]:
-        """What came, in order: so many bytes of pages at most, or one piece."""
+        """Returns events in order, with at most `most_bytes` bytes of pages, but at least one event if there
+        are any."""
         events: list[Arrived | Ended] = []
         with self.lock:
             while self._inbox:
@@ -175,7 +180,7 @@ class PageSink(Endpoint):
             self.call(self._read_on)
 
     def _leave(self, fetch: _Fetch, error: str | None) -> None:
-        """error: what the other side is told; None: it knows."""
+        """Detaches a request from its connection. error: sent to the other side; None: it knows already."""
         connection, fetch.connection = fetch.connection, None
         if connection is None:
             return
@@ -215,7 +220,7 @@ class PageSink(Endpoint):
                 self._ask(fetch, connection)
 
     def _connection(self, address: Address) -> Connection:
-        """The one to this engine, or a new one. Raises OSError."""
+        """Returns the connection to this address, or starts a new one. Raises OSError."""
         family, where = address
         if (kept := self._engines.get(where)) is not None:
             return kept
@@ -232,7 +237,7 @@ class PageSink(Endpoint):
         return connection
 
     def _close_idle(self) -> None:
-        """Raises OSError where every connection is in use."""
+        """Raises OSError if every connection is in use."""
         used = {fetch.connection for fetch in self._fetches.values()}
         idle = [connection for connection in self.connections if connection not in used]
         if not idle:
@@ -333,10 +338,10 @@ class PageSink(Endpoint):
             self._nixl.give_back(memory)
 
     def _pages(self, connection: Connection, pages: Pages, body: Body | None) -> None:
-        """body: None for what is in shared memory, where the source may still write."""
+        """body: None if the pages are in the sink's memory, where a source may still write."""
         fetch = self._transfers.get((connection, pages.transfer))
         data = self._in_memory(connection, pages) if body is None else None
-        if fetch is not None:  # else it was cancelled
+        if fetch is not None:  # None: it was cancelled
             self._check_place(fetch, pages)
             if isinstance(body, Arriving):
                 _prove(body.found, body.expected)
@@ -355,7 +360,7 @@ class PageSink(Endpoint):
         return memory[pages.memory_slot][: pages.pages * self.layout.page_bytes]
 
     def _own(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """A copy that nobody changes."""
+        """Returns a copy that the source cannot change."""
         copy = self._buffers.take(len(data))
         copy[:] = data
         return copy
@@ -367,18 +372,18 @@ class PageSink(Endpoint):
         begin, end = pages.first_page * size, (pages.first_page + pages.pages) * size
         if (
             pages.first_page != fetch.next_page
-            or fetch.slots != begin  # the one before was the last, partly filled
+            or fetch.slots != begin  # the page before was partly filled, so it was the last
             or not end - size < pages.slots <= min(end, fetch.tokens)
         ):
             raise Broken(f"pages {pages.first_page} to {pages.first_page + pages.pages} in the wrong place")
 
     def _take(self, fetch: _Fetch, pages: Pages, data: NDArray[np.uint8], expected: int) -> None:
-        """data: this side's own, unless it lands."""
+        """data: a copy that the source cannot change, or any memory if the request has a landing."""
         if fetch.landing is None:
             _prove(checksum(data), expected)
             self._deliver(fetch, pages, data)
             return
-        with self.lock:  # after `cancel` the pages may be somebody else's
+        with self.lock:  # after `cancel` another request may own the pages
             if self._fetches.get(fetch.rid) is fetch:
                 _prove(fetch.landing.take(pages.first_page, pages.pages, data), expected)
                 self._landed(fetch, pages)

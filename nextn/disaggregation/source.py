@@ -1,8 +1,9 @@
-"""The prefill side of KV transfer: whose pages may be asked for, and who asked. Which go out next is in
-turns.py, and how in ways.py.
+"""The prefill side of KV transfer: the requests whose pages sinks may fetch, and the sinks that fetch them.
+turns.py decides what is sent next, and ways.py sends it.
 
-Every request that was offered comes out of `poll` once, unless it was withdrawn: fetched, or given up because
-nobody asked in time, because the other side ended it, or because it is gone.
+Each request that was offered comes out of `poll` once, unless it was withdrawn. Either its pages were
+fetched, or the source gave up: no sink asked in time, the other side ended the transfer, or its connection
+was lost.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ CONNECTIONS = 256
 
 
 class Given(NamedTuple):
-    """error: why not all of it was fetched; None: it was."""
+    """The end of an offer. error: why its pages were not fetched; None: they were."""
 
     rid: str
     error: str | None
 
 
 class PageSource(Endpoint):
-    """Listens on a port of `host`, 0 for a free one."""
+    """Listens on a port of `host`. port: 0 for a free one."""
 
     def __init__(self, identity: Identity, backend: str, host: str, timeout: float, port: int = 0) -> None:
         super().__init__("kv-source", identity, backend, timeout)
@@ -73,7 +74,7 @@ class PageSource(Endpoint):
         self._rooms: dict[int, Offer] = {}
         self._transfers: dict[tuple[Connection, int], Offer] = {}
         self._early = EarlyRooms(timeout)
-        self._lent: dict[Piece, tuple[Connection, Pages]] = {}  # between `memory` and `put`
+        self._lent: dict[Piece, tuple[Connection, Pages]] = {}  # slots taken between `memory` and `put`
         self._given: deque[Given] = deque()
         self._blocked: float | None = None  # since when the engine waits for pages
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -84,7 +85,7 @@ class PageSource(Endpoint):
         self.start()
 
     def _place(self) -> Door | Writes | None:
-        """Where sinks' memories are."""
+        """Where the sinks' memory is kept. None: pieces go through the connections."""
         match self.backend:
             case "shm":
                 return Door(self, self.layout.piece_bytes, self.ring)
@@ -95,7 +96,7 @@ class PageSource(Endpoint):
     # The engine's thread
 
     def offer(self, rid: str, room: int, tokens: Sequence[int]) -> None:
-        """The pages of this request may be asked for. Raises ValueError for a room that is in use."""
+        """Allows a sink to fetch this request's pages. Raises ValueError if the room is in use."""
         offer = Offer(rid, room, len(tokens), prompt_hash(tokens))
         with self.lock:
             assert rid not in self._offers
@@ -110,13 +111,13 @@ class PageSource(Endpoint):
                 self._attach(offer, early)
 
     def committed(self, rid: str, slots: int) -> None:
-        """The first so many slots are true now. Fewer than before where the request was retracted."""
+        """The first `slots` slots are final now. The number falls when a request is retracted."""
         with self.lock:
             if (offer := self._offers.get(rid)) is not None:
                 offer.committed = slots
 
     def finished(self, rid: str, slots: int, cached_tokens: int) -> None:
-        """That is all of it."""
+        """The whole prompt is computed; it has `slots` slots."""
         with self.lock:
             if (offer := self._offers.get(rid)) is not None:
                 offer.committed = offer.slots = slots
@@ -124,20 +125,23 @@ class PageSource(Endpoint):
                 self._end_of_pages(offer)
 
     def withdraw(self, rid: str) -> None:
-        """It ended before all was fetched, and does not come out of `poll`. The other side is told."""
+        """The request ended before its pages were fetched. It does not come out of `poll`. Tells the other
+        side."""
         with self.lock:
             if (offer := self._offers.get(rid)) is not None:
                 self._forget(offer, "the prefill server ended the request")
             self._given = deque(each for each in self._given if each.rid != rid)
 
     def wanted(self) -> Piece | None:
-        """The next pages to copy out, each request in turn. None: there are none, or enough are under way;
-        `fileno` says when to ask again. Who does not ask until None comes has to ask again by itself."""
+        """Returns the next pages to copy; requests take turns. None: there are none, or too many bytes are in
+        flight. Then `fileno` becomes readable when it is time to ask again. A caller that stops before None
+        must call again itself."""
         with self.lock:
             return self._turns.next()
 
     def copy(self, piece: Piece, copies: PageCopies, pages: Sequence[int]) -> None:
-        """Copies this piece out of the pool, from these pages of it, and sends it. Else: `put`."""
+        """Copies this piece from `pages` of the pool and sends it. Without `copies`, use `memory` and
+        `put`."""
         with self.lock:
             if (offer := self._offer_of(piece)) is not None:
                 connection, message = self._begin_pages(offer, piece)
@@ -145,8 +149,8 @@ class PageSource(Endpoint):
                 self._end_of_pages(offer)
 
     def memory(self, piece: Piece) -> Tensor:
-        """Where this piece can be copied out to, for `put`, which must follow: memory that is in the cache
-        still, or the other side's. Any other memory will do."""
+        """Returns memory into which this piece can be copied. `put` must follow. The memory is still in the
+        cache, or is the sink's. `put` also takes data in other memory."""
         with self.lock:
             if (offer := self._offer_of(piece)) is None:
                 data = np.empty(piece.pages * self.layout.page_bytes, np.uint8)
@@ -158,7 +162,8 @@ class PageSource(Endpoint):
             return self.layout.tensor(data)
 
     def put(self, piece: Piece, data: Tensor) -> None:
-        """data: [layers, slots, width] of these pages, contiguous, on the host; not changed any more."""
+        """Sends this piece. data: [layers, slots, width], contiguous, on the host; nobody changes it any
+        more."""
         with self.lock:
             lent = self._lent.pop(piece, None)
             if (offer := self._offer_of(piece)) is not None:
@@ -172,8 +177,9 @@ class PageSource(Endpoint):
                 self._way.give_back(lent[0], lent[1].memory_slot)
 
     def blocked(self, blocked: bool) -> None:
-        """Has the engine nothing to do until pages are given back? Decode servers without room for the
-        prompts that have them may wait for one that has none. After the timeout prompts are given up."""
+        """blocked: whether the engine can do nothing until pages are freed. Decode servers that lack room for
+        prompts computed here may wait for a prompt that this engine lacks room for. After the timeout the
+        oldest is given up."""
         with self.lock:
             if not blocked:
                 self._blocked = None
@@ -194,7 +200,7 @@ class PageSource(Endpoint):
     # With the lock held
 
     def _offer_of(self, piece: Piece) -> Offer | None:
-        """None: it has ended since."""
+        """None: the offer has ended meanwhile."""
         offer = self._offers.get(piece.rid)
         return offer if offer is not None and offer.number == piece.offer else None
 
@@ -215,7 +221,7 @@ class PageSource(Endpoint):
             self.call(self._send_done, offer.connection, done)
 
     def _attach(self, offer: Offer, early: Early) -> None:
-        """Gives the room to who asked for it, or says why not."""
+        """Gives the room to the sink that asked for it, or tells it why not."""
         connection, want = early.connection, early.want
         error = None
         if (connection, want.transfer) in self._transfers:
@@ -244,8 +250,8 @@ class PageSource(Endpoint):
         self.ring()
 
     def _forget(self, offer: Offer, error: str | None) -> None:
-        """Ends it: what is not sent yet stays here, and nobody can ask any more. error: what the other side
-        is told; None: it knows."""
+        """Ends an offer: its other pages are not sent, and no sink can ask for it. error: sent to the other
+        side; None: it knows already."""
         del self._offers[offer.rid], self._rooms[offer.room]
         self._early.ended(offer.room, error or "its pages were fetched already")
         self.stats.active -= 1
@@ -276,7 +282,7 @@ class PageSource(Endpoint):
             end, address = self._server.accept()
         except BlockingIOError:
             return
-        except OSError:  # too many files are open, say: it stays readable
+        except OSError:  # for example too many open files; the socket stays readable
             time.sleep(0.05)
             return
         if len(self.connections) >= CONNECTIONS:

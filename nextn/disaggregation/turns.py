@@ -1,5 +1,6 @@
-"""Which pages of a source go out next: each request in its turn, and so many bytes at a time. All with the
-source's lock held."""
+"""Decides which pages a source sends next. Requests take turns, and the bytes in flight are limited.
+
+The caller always holds the source's lock."""
 
 from __future__ import annotations
 
@@ -11,30 +12,30 @@ from nextn.disaggregation.connection import Connection
 from nextn.disaggregation.layout import Layout
 from nextn.disaggregation.offer import Offer
 
-IN_FLIGHT = 32 << 20  # bytes that were copied out and are not sent yet; a connection's first piece always may
-CONNECTION_IN_FLIGHT = 8 << 20  # so that one that does not read leaves room for the others
+IN_FLIGHT = 32 << 20  # bytes copied but not sent yet; an idle connection may always send one piece
+CONNECTION_IN_FLIGHT = 8 << 20  # bytes per connection; a sink that does not read leaves room for others
 
 
 class Piece(NamedTuple):
-    """A run of pages of a request, by their places in its prompt."""
+    """A run of pages of one request. Pages are numbered by their place in the prompt."""
 
     rid: str
     first_page: int
     pages: int
-    offer: int  # no two have the same
+    offer: int  # the number of the request's Offer
 
 
 class Turns:
-    """slots: of a connection's memory; None where pieces go through the socket. ring: the engine may ask
-    again. in_flight: bytes, by connection."""
+    """slots: number of slots in a connection's memory; None if pieces go through the socket. ring: wakes the
+    engine, which then asks again. in_flight: bytes by connection."""
 
     def __init__(
         self, layout: Layout, slots: Callable[[Connection], int] | None, ring: Callable[[], None]
     ) -> None:
         self._layout, self._slots, self._ring = layout, slots, ring
-        self.offers: deque[Offer] = deque()  # the one whose turn it is first
+        self.offers: deque[Offer] = deque()  # the next in turn first
         self.in_flight: dict[Connection, int] = {}
-        self.starved = False  # `next` returned None as too much was in flight
+        self.starved = False  # the last `next` skipped a request because too much was in flight
 
     def next(self) -> Piece | None:
         for _ in range(len(self.offers)):
@@ -55,13 +56,13 @@ class Turns:
         return None
 
     def put(self, offer: Offer, piece: Piece) -> None:
-        """It is on its way, no longer in the engine's hands."""
+        """The engine has copied this piece; it is now being sent."""
         assert piece.first_page == offer.put_page
         offer.put_page += piece.pages
         offer.handed -= self.charge(piece.pages)
 
     def charge(self, pages: int) -> int:
-        """Bytes in flight of a piece: in shared memory it takes a slot."""
+        """Bytes in flight that a piece counts for. In the sink's memory, every piece takes a whole slot."""
         return pages * self._layout.page_bytes if self._slots is None else self._layout.piece_bytes
 
     def release(self, connection: Connection, charge: int) -> None:
@@ -72,7 +73,8 @@ class Turns:
                 self._ring()
 
     def _ready_pages(self, offer: Offer) -> int:
-        """That can be copied out now, of the next piece: whole ones, or what there is at the end."""
+        """Number of pages in the request's next piece. Only whole pages, except at the prompt's end. 0 or
+        less: none."""
         if offer.slots is not None:
             end = self._layout.pages(offer.slots)
         else:

@@ -1,7 +1,7 @@
-"""How pieces get from a source to a sink: through the connection itself, or through memory of the sink, in
-slots, which its machine shares (Door) or which NIXL writes (Writes).
+"""How pieces get from a source to a sink: through the connection, or through the sink's memory.
 
-In the engine's thread, with the source's lock held, but where it says otherwise.
+The sink's memory consists of slots. The source writes it as shared memory (Door) or with NIXL (Writes).
+Unless stated otherwise, methods run in the engine's thread, with the source's lock held.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nextn.disaggregation.writes import Writes
 
 
 class Owner(Protocol):
-    """The source."""
+    """What a way needs of the source."""
 
     def send_now(self, connection: Connection) -> None: ...
 
@@ -33,7 +33,7 @@ class Owner(Protocol):
     def lost_by(self, connection: Connection, error: Exception) -> None: ...
 
     def dropped(self, connection: Connection, pages: Pages) -> bool:
-        """Has the transfer of these pages ended? Then nobody waits for them."""
+        """Whether the transfer of these pages has ended. Then gives back their slot and their charge."""
 
 
 class Way(ABC):
@@ -42,24 +42,26 @@ class Way(ABC):
 
     @abstractmethod
     def memory(self, connection: Connection, pages: Pages) -> NDArray[np.uint8]:
-        """Where pages can be copied to, for `send`, or `give_back`; sets `pages.memory_slot`."""
+        """Returns memory for these pages. The caller then calls `send` or `give_back`. Sets
+        `pages.memory_slot` if it is a slot."""
 
     @abstractmethod
     def give_back(self, connection: Connection, slot: int) -> None: ...
 
     @abstractmethod
     def send(self, connection: Connection, pages: Pages, data: NDArray[np.uint8]) -> None:
-        """data: in any memory, not changed any more."""
+        """data: the bytes of the pages, in any memory. Nobody changes them any more."""
 
     def copy(self, connection: Connection, pages: Pages, copies: PageCopies, table: Sequence[int]) -> None:
-        """Copies pages out of the pool and sends them. Sets their checksum."""
+        """Copies pages out of the pool, sends them, and sets their checksum. table: their page numbers in the
+        pool."""
         data = self.memory(connection, pages)
         pages.checksum = copies.read(table, data)
         self.send(connection, pages, data)
 
     @abstractmethod
     def send_done(self, connection: Connection, done: Done, say: Callable[[], None]) -> None:
-        """In the I/O thread: calls `say` once all pages before it are there."""
+        """Calls `say` when all earlier pages have arrived. Runs in the I/O thread."""
 
 
 class ThroughSocket(Way):
@@ -87,7 +89,7 @@ class ThroughSocket(Way):
     def _straight(
         self, connection: Connection, pages: Pages, copies: PageCopies, table: Sequence[int]
     ) -> None:
-        """As much as the socket takes, while it is copied."""
+        """Copies pages and sends them at the same time, as much as the socket takes."""
         size = pages.pages * self._page_bytes
         start = np.frombuffer(frame_start(pages, size + TAIL), np.uint8)
         buffer, runs = self._buffers.take(len(start) + size + TAIL), np.array(table, np.int64)
@@ -105,14 +107,14 @@ class ThroughSocket(Way):
 
 
 class ThroughMemory(Way):
-    """place: of the sinks' memories."""
+    """place: holds the memory of each sink."""
 
     def __init__(self, owner: Owner, place: Door | Writes, page_bytes: int) -> None:
         super().__init__(owner, page_bytes)
         self._place = place
 
     def slots(self, connection: Connection) -> int:
-        """0: there is none yet."""
+        """Number of slots of this connection. 0: the sink has not made its memory yet."""
         memory = self._memories.get(connection)
         return 0 if memory is None else len(memory)
 
@@ -139,7 +141,7 @@ class ThroughMemory(Way):
             self._owner.send_now(connection)
 
     def read(self, connection: Connection, slot: int) -> None:
-        """The sink has read it. In the I/O thread. Raises Broken."""
+        """The sink has read this slot. Runs in the I/O thread. Raises Broken."""
         memory = self._memories.get(connection)
         if memory is None or slot >= len(memory) or slot in memory.free:
             raise Broken("memory was read that was not written")

@@ -1,7 +1,7 @@
-"""What a source writes into sinks' memory through NIXL, and what it says to them only after it.
+"""Writes pages into sinks' memory through NIXL, and sends the messages about them afterwards.
 
-A connection has as many slots here as the sink has registered, and each is written to the one of the same
-number. What is to be sent comes behind the writes before it, so that all arrives in order.
+A connection has as many slots here as the sink has registered. Slot n is always written to the sink's slot n.
+Each message waits for all earlier writes of its connection, so the order is kept.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class _Peer:
 
 @dataclass(slots=True)
 class _Step:
-    handle: Any  # None: there is nothing to wait for
+    handle: Any  # None: no write to wait for
     then: Callable[[], None]
     since: float
 
 
 class Writes:
-    """Of a source's thread. memories: by the connections that they belong to."""
+    """Belongs to the source's I/O thread. memories: the memory of each connection."""
 
     def __init__(self, slot_bytes: int, timeout: float) -> None:
         self.memories: dict[Connection, Region] = {}
@@ -48,7 +48,7 @@ class Writes:
         return bool(self._queues)
 
     def enter(self, connection: Connection, memory: Memory) -> None:
-        """The sink has made memory. Raises Broken."""
+        """The sink has sent its Memory. Raises Broken."""
         if connection in self._peers:
             raise Broken("memory was named twice")
         name = self._agent.add(memory.metadata)
@@ -56,14 +56,14 @@ class Writes:
         self.memories[connection] = self._agent.region(slots_of(self._slot_bytes), self._slot_bytes)
 
     def begin(self, connection: Connection, slot: int, size: int, then: Callable[[], None]) -> None:
-        """Writes the first `size` bytes of this slot. Raises Broken."""
+        """Starts to write the first `size` bytes of this slot, and calls `then` after it. Raises Broken."""
         peer = self._peers[connection]
         data = self.memories[connection][slot][:size]
         handle = self._agent.write(data, peer.name, peer.address + slot * self._slot_bytes)
         self._queue(connection, handle, then)
 
     def after(self, connection: Connection, then: Callable[[], None]) -> None:
-        """Once all writes that have begun are done."""
+        """Calls `then` when all writes that have begun are done."""
         if connection in self._queues:
             self._queue(connection, None, then)
         else:
@@ -74,7 +74,8 @@ class Writes:
         queue.append(_Step(handle, then, time.monotonic()))
 
     def look(self) -> list[tuple[Connection, Broken]]:
-        """Goes on where writes are done. Returns what failed."""
+        """Calls the functions whose writes are done. Returns the connections whose writes failed, with the
+        errors."""
         failed = []
         for connection in list(self._queues):
             try:
@@ -96,7 +97,7 @@ class Writes:
         del self._queues[connection]
 
     def forget(self, connection: Connection) -> None:
-        """What has begun goes to a sink that does not look at it any more."""
+        """Abandons the writes of a connection. Its sink no longer uses the memory that they go to."""
         for step in self._queues.pop(connection, ()):
             if step.handle is not None:
                 with contextlib.suppress(Broken):
@@ -108,7 +109,7 @@ class Writes:
             self._agent.give_back(region)
 
     def close(self) -> None:
-        """When the thread has ended."""
+        """Call it after the thread has ended."""
         for connection in list(self._peers):
             self.forget(connection)
         self._agent.close()

@@ -23,5 +23,5 @@ class Exchange:
         board[share.rank] = own
         self._world.gathered(board)
         found: NDArray[Any] = board.copy()
-        self._world.meet()  # from here on it may be written again
+        self._world.meet()  # after this, the area may be written again
         return found

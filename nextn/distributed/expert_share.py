@@ -24,7 +24,7 @@ Bytes = NDArray[np.uint8]
 
 
 def fill(places: Iterable[Bytes], data: Bytes) -> None:
-    """Writes data into the places, one after another. It may be longer than all of them."""
+    """Fills the places one after another. data: at least as long as all places together."""
     at = 0
     for place in places:
         place[:] = data[at : at + len(place)]
@@ -33,8 +33,8 @@ def fill(places: Iterable[Bytes], data: Bytes) -> None:
 
 @dataclass
 class ExpertShare:
-    """rank, size: among all ranks. shards: it divides size. placement: of all layers with routed experts, of
-    which `first_layer` is the first. most_replicas: of one expert, in any placement to come."""
+    """rank, size: among all ranks. shards: it divides size. placement: of all layers with routed experts; the
+    first of them is layer `first_layer`. most_replicas: maximum of an expert, in any later placement."""
 
     rank: int
     size: int

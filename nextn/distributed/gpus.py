@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from nextn.distributed.interfaces import interface_of
 
-LOOPBACK = "lo"  # the interface
-# NCCL's watchdog is not to end the process: `_gone` of nextn.engine.tensor_parallel says what has happened
-# first. torchrun sets it to 1.
+LOOPBACK = "lo"  # name of the loopback interface
+# NCCL's watchdog must not end the process: `_gone` of nextn.engine.tensor_parallel must report the cause
+# first. torchrun sets this to 1.
 ALWAYS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 
@@ -28,12 +28,12 @@ class Gpu(NamedTuple):
     uuid: str
 
     def take(self) -> None:
-        """It is this process's from here on."""
+        """Makes it the current GPU of this process."""
         torch.cuda.set_device(self.device)
 
 
 class NoGpu(Gpu):
-    """Of ranks on CPUs that meet as those on GPUs do."""
+    """For ranks on CPUs that connect in the same way as ranks on GPUs."""
 
     def take(self) -> None: ...
 
@@ -81,8 +81,8 @@ def agreed(gpus: Sequence[Gpu], places: Sequence[str]) -> Agreed:
     """gpus: by rank. places: where each rank is, for errors. Chooses NCCL if each rank has its own GPU.
     Otherwise arrays go through the host's memory, by Gloo, because NCCL refuses two ranks on one GPU.
 
-    Raises ValueError for a rank without a GPU, for GPUs of different kinds, because kernels may round
-    differently on them, and if another engine of this process uses torch.distributed's default group."""
+    Raises ValueError for a rank without a GPU, and for GPUs of different kinds, because kernels may round
+    differently on them. Also if another engine of this process uses torch.distributed's default group."""
     ranks = f"--tp-size {len(gpus)}"
     if dist.is_initialized():
         raise ValueError(
@@ -117,10 +117,10 @@ class Gpus(NamedTuple):
     address: str
 
     def take(self) -> None:
-        """This rank's GPU is this process's from here on."""
+        """Makes this rank's GPU the current GPU of this process."""
         os.environ.update(ALWAYS)
         for name, interface in self.interfaces().items():
-            os.environ.setdefault(name, interface)  # the user's comes first
+            os.environ.setdefault(name, interface)  # a user's own setting has priority
         self.gpu.take()
 
     def interfaces(self) -> dict[str, str]:

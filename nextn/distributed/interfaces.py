@@ -1,4 +1,4 @@
-"""Which network interface of this machine has an address."""
+"""Finds the network interface of this machine that has a given address."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ipaddress import IPv6Address
 from pathlib import Path
 
 SIOCGIFCONF = 0x8912  # Linux: addresses of interfaces, as ifreq
-IFREQ = struct.Struct("16s2xH4s16x")  # of 64 bits: the name, and a sockaddr_in
+IFREQ = struct.Struct("16s2xH4s16x")  # on 64-bit systems: the name, and a sockaddr_in
 MOST = 1024  # addresses
 IPV6 = Path("/proc/net/if_inet6")
 
 
 def interface_of(address: str) -> str | None:
-    """Its name, for NCCL_SOCKET_IFNAME and the like; None where no interface has it, or the system does not
-    say."""
+    """Returns the interface's name, for NCCL_SOCKET_IFNAME and similar variables. None if no interface has
+    this address, or if the system does not tell."""
     if sys.platform != "linux":
         return None
     try:
@@ -27,7 +27,7 @@ def interface_of(address: str) -> str | None:
 
 
 def _of_ipv4(address: str) -> str | None:
-    import fcntl  # Windows has none
+    import fcntl  # not available on Windows
 
     found = array("B", bytes(MOST * IFREQ.size))
     asked = struct.pack("iP", len(found), found.buffer_info()[0])
@@ -35,7 +35,7 @@ def _of_ipv4(address: str) -> str | None:
         size, _ = struct.unpack("iP", fcntl.ioctl(end, SIOCGIFCONF, asked))
     for name, _, raw in IFREQ.iter_unpack(found[:size]):
         if socket.inet_ntoa(raw) == address:
-            # Of a second address, behind a colon, a label.
+            # For an interface's second address, a label follows the name after a colon.
             return str(name.partition(b"\0")[0].partition(b":")[0].decode())
     return None
 

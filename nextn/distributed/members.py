@@ -27,7 +27,7 @@ class Members:
         return range(self.groups, self.size)
 
     def rank(self, rank: int) -> int:
-        """The member number of this rank, where ranks are counted over all groups."""
+        """The member number of this rank. rank: counted over all groups."""
         return self.groups + rank
 
     def of_group(self, group: int) -> range:

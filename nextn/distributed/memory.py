@@ -34,17 +34,17 @@ class Numbers:
 
 
 class Memory:
-    """file: its descriptor; None: new, empty memory. As an argument of a process that is spawned, it is the
-    same memory there."""
+    """file: its descriptor; None: new, empty memory. An argument of a spawned process refers to the same
+    memory there."""
 
     def __init__(self, file: int | None = None) -> None:
         self.file = _unnamed_file() if file is None else file
-        if file is None:  # by one process: of two, the slower one would cut off what the other has mapped
+        if file is None:  # by one process only: a second one would cut off what the first has mapped
             os.ftruncate(self.file, HEADER)
 
     def mapped(self, size: int, at: int = 0) -> mmap.mmap:
-        """`size` bytes from `at` on, a multiple of GRAIN. What nobody writes takes no room. Several ranks may
-        only ask for more than there is with the same `at` and `size`."""
+        """Maps `size` bytes from `at` on; `at` is a multiple of GRAIN. Pages that nobody writes take no
+        memory. If several ranks extend the memory, they must do it with the same `at` and `size`."""
         if os.fstat(self.file).st_size < at + size:
             os.ftruncate(self.file, at + size)
         return mmap.mmap(self.file, size, offset=at)

@@ -26,7 +26,7 @@ from nextn.distributed.signs import Signs
 from nextn.ops.cpu import interface as kernels
 from nextn.ops.cpu.library import library
 
-SPINS, FEW_SPINS = 100, 2  # looks at all sockets before a rank sleeps: about 100 us; where ranks share cores
+SPINS, FEW_SPINS = 100, 2  # checks of all sockets before a rank sleeps: about 100 us; FEW if cores are shared
 
 
 class MeshRanks(Ranks):

@@ -29,7 +29,7 @@ def in_order(moves: Iterable[Move]) -> list[Move]:
         order.append(Move(slot, source))
         readers[source] -= 1
         if not readers[source] and source in source_of:
-            free.append(source)  # next, so that circles are closed one by one
+            free.append(source)  # next, so that cycles are closed one by one
     return order
 
 

@@ -1,4 +1,4 @@
-"""Which cores a rank computes on: those of one NUMA node, next to the memory that its weights lie in."""
+"""Chooses the cores that a rank computes on: those of one NUMA node, near the memory with its weights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ NODES = Path("/sys/devices/system/node")
 
 
 def nodes(folder: Path = NODES) -> list[frozenset[int]]:
-    """The cores of each NUMA node that this process may use; nodes without any are left out. One node, or
-    none, where the system does not say."""
+    """Returns the cores of each NUMA node that this process may use, without nodes that have none. At most
+    one node if the system does not tell."""
     usable = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
     found = []
     for node in sorted(folder.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
@@ -34,8 +34,9 @@ def parsed(cpulist: str) -> frozenset[int]:
 
 
 def cores_of(rank: int, size: int, found: list[frozenset[int]]) -> frozenset[int] | None:
-    """Ranks are dealt out evenly, neighbours to the same node; of few ranks each has several nodes.
-    None: there is one node, or one rank, and nothing to choose."""
+    """Returns a rank's cores. Ranks are distributed evenly over the nodes in `found`, neighbours on the same
+    node. If there are fewer ranks than nodes, each gets several nodes. None if there is one node or one
+    rank."""
     if len(found) < 2 or size < 2:
         return None
     first, after = (each * len(found) // size for each in (rank, rank + 1))
@@ -43,7 +44,7 @@ def cores_of(rank: int, size: int, found: list[frozenset[int]]) -> frozenset[int
 
 
 def pin(rank: int, size: int) -> None:
-    """This thread, and those that it starts, to the cores of the rank's node."""
+    """Restricts this thread, and threads that it starts, to the cores of the rank's node."""
     cores = cores_of(rank, size, nodes())
     if cores is not None:
         os.sched_setaffinity(0, cores)

@@ -3,7 +3,7 @@
     {"logical_count": [[9, 0, ...], ...]}            rows that each expert had, by layer; or a table per step
     {"physical_to_logical_map": [[0, 1, ...], ...]}  the expert in each slot, by layer
 
-The first is what the recorder of expert distributions dumps; nextn's has the NextN layers' counts apart, as
+The first is what the recorder of expert distributions dumps; nextn adds the NextN layers' counts as
 `nextn_logical_count`. Both are values of --init-expert-location. Other keys are ignored.
 """
 
@@ -28,7 +28,7 @@ LARGEST_TOTAL = 2**53  # maximum sum of counts, because they are divided as f64
 
 @dataclass(frozen=True)
 class Dump:
-    """Number of rows of each expert, [layers, experts]: for the target, and for NextN layers if there."""
+    """Number of rows of each expert, [layers, experts]: for the target, and for NextN layers if counted."""
 
     target: Counts
     nextn: Counts | None

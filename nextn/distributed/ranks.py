@@ -17,11 +17,11 @@ from nextn.ops.cpu import interface as kernels
 
 class Ranks(ABC):
     """`nextn.distributed.shared`: all on one machine. `nextn.distributed.mesh`: on several. A `Group` for the
-    torch model on CPUs. most_rows: of a step. gpus: where the model is on some. listener: rank 0's, where
-    they meet."""
+    torch model on CPUs. most_rows: of a step. gpus: set if the model is on GPUs. listener: rank 0's, where
+    they connect."""
 
     gpus: Gpus | None = None
-    among: tuple[int, int] | None = None  # (rank, size) where ranks of several groups meet, to share experts
+    among: tuple[int, int] | None = None  # (rank, size) if several groups share experts
     listener: socket.socket | None = None
     _between: BetweenGpus | None = None
 
@@ -30,7 +30,7 @@ class Ranks(ABC):
         self.reason = ""  # why no step can run any more
         self._struct: kernels.Ranks | None = None
         self._seconds = 0.0
-        self.leaving: list[Callable[[], None]] = []  # before the group of GPUs ends
+        self.leaving: list[Callable[[], None]] = []  # called before it leaves the group of GPUs
 
     @abstractmethod
     def shared_by(self, model: kernels.Model, layers: int) -> Any:

@@ -76,7 +76,7 @@ class RayRanks:
         return self._first_gpu(first.dist_timeout) if gpus else None
 
     def _on(self, rank: int, gpus: int) -> dict[str, Any]:
-        """Options of what runs in a rank's bundle."""
+        """Ray's options for code that runs in a rank's bundle."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
@@ -93,7 +93,7 @@ class RayRanks:
         return found
 
     def _placed(self, config: EngineConfig, gpus: int) -> Any:
-        """gpus: of each rank."""
+        """gpus: number of GPUs of each rank."""
         ray, size = self._ray, config.tp_size
         each = {"CPU": config.threads, **({"GPU": gpus} if gpus else {})}
         here = {NODE: ray.get_runtime_context().get_node_id()}

@@ -88,12 +88,12 @@ class Host:
     def __init__(
         self, address: tuple[str, int], size: int, facts: Facts, nodes: int = 0, name: Name = _rank
     ) -> None:
-        """Raises OSError if it cannot listen there."""
+        """Raises OSError if it cannot listen at this address."""
         self._listener = listen(*address)
         self._size, self._facts, self._name = size, facts, name
         self._nodes: dict[int, socket.socket | None] = dict.fromkeys(range(1, nodes + 1))
-        self._come: dict[str, dict[str, socket.socket]] = {}  # by a rank's own word, of each of its lives
-        self._ranks: dict[int, tuple[str, Any]] = {}  # that word, and its first message
+        self._come: dict[str, dict[str, socket.socket]] = {}  # by the word of a rank's process, and by kind
+        self._ranks: dict[int, tuple[str, Any]] = {}  # by rank: its word and its first message
 
     @property
     def address(self) -> tuple[str, int]:
@@ -142,7 +142,7 @@ class Host:
     def _missing(self) -> str:
         """The ranks that have not connected, as text; "" if all have."""
         for rank, (word, _) in list(self._ranks.items()):
-            if _ended(self._come[word]["work"]):  # it will come again
+            if _ended(self._come[word]["work"]):  # it will connect again
                 del self._ranks[rank]
         there = {rank for rank, (word, _) in self._ranks.items() if len(self._come[word]) == len(KINDS)}
         missing = [self._name(rank) for rank in range(1, self._size) if rank not in there]
@@ -208,7 +208,7 @@ class Host:
             come = {kind: _plain(end) for kind, end in self._come.pop(word).items()}
             met.work[rank] = Connection(come["work"].detach())
             met.signs[rank], met.data[rank] = come["signs"], come["data"]
-        for rest in self._come.values():  # of ranks that ended while others were waited for
+        for rest in self._come.values():  # of ranks that ended during the wait
             for end in rest.values():
                 end.close()
         return met

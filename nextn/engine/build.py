@@ -60,7 +60,7 @@ def _make_placed(config: EngineConfig, place: Place | None) -> Executor:
         return LockstepExecutor(group, place, group)
     if place is not None:
         ep_rank = EPRank(place.group, 0, place.memory, by_torch=runs_on_torch(config))
-        if config.tp_size == 1 and not ep_rank.by_torch:  # else its gang does it
+        if config.tp_size == 1 and not ep_rank.by_torch:  # otherwise its gang pins it
             pin_rank(config, place.group)
         own = _make_executor(config, ep_rank)
         assert own.world is not None
@@ -78,7 +78,9 @@ def _make_placed(config: EngineConfig, place: Place | None) -> Executor:
 
 
 def _make_executor(config: EngineConfig, ep_rank: EPRank | None) -> Runner | TensorParallelExecutor:
-    """A single rank that meets others by torch.distributed leaves them as ranks do."""
+    """A single rank that is connected to others by torch.distributed also needs TensorParallelExecutor, which
+    disconnects it at the end.
+    """
     if config.tp_size == 1 and not (ep_rank is not None and ep_rank.by_torch):
         return make_runner(config, None, ep_rank)
     return TensorParallelExecutor(config, ep_rank)

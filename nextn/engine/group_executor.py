@@ -109,7 +109,7 @@ class GroupExecutor:
         """None: the pool is in other processes, and data has to be written on every rank."""
 
     def check(self) -> None:
-        """Raises PeerGone where no step can run any more."""
+        """Raises PeerGone if no step can run any more."""
         if self._gang.reason:
             self._orderly[0] = False  # other engines will replace these
             raise PeerGone(self._gang.reason)

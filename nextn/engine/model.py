@@ -75,8 +75,9 @@ class Checkpoint(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the weights go. place: takes a tensor over. dtype: of tensors that are dequantized. rows: of
-    tensors of which the model wants some rows only. as_stored: names of those that are not dequantized."""
+    """Where the weights go. place: takes a tensor over. dtype: of tensors that are dequantized. rows: which
+    rows the model wants, for tensors that it does not want completely. as_stored: names of tensors that are
+    not dequantized."""
 
     place: Callable[..., None]
     dtype: torch.dtype

@@ -37,8 +37,8 @@ REPORTS = 5.0  # seconds between two progress lines
 
 # For the check at start.
 STEPS = 4
-PROMPTS = (3, 17, 40)  # tokens of each
-CHOICES = (  # of each
+PROMPTS = (3, 17, 40)  # tokens of each request's prompt
+CHOICES = (  # sampling parameters of each request
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=1.0, seed=11, stream=2),
     SamplingParams(temperature=0.7, seed=2**40 + 3, top_p=0.9, top_k=50),

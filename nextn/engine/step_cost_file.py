@@ -38,7 +38,7 @@ _OTHER = (
 
 class StepCostFile:
     def __init__(self, config: EngineConfig, chip: str, kernels: str) -> None:
-        """chip: its name. kernels: the backend, its level and build."""
+        """chip: the processor's or GPU's name. kernels: the backend, its level and build."""
         asked = config.step_cost_cache
         folder = Path(asked) if asked else user_cache() / "step-costs"
         # Only the engine's options: a server's, which include its key, do not change step times.

@@ -1,5 +1,5 @@
-"""What steps cost on this machine: steps of made-up requests, timed at start-up on the executor that will
-serve, for growing numbers of requests. The pages that they write are written over before they are read."""
+"""Measures the cost of steps at start-up: times made-up requests, in growing numbers, on the executor that
+will serve. The pages that they write are overwritten before they are read."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from nextn.speculative.work import StepWork
 
 REQUESTS = (1, 2, 4, 8, 16, 32, 64)
 SETTINGS = ((0, 0), (0, 1), (0, 4), (2, 1), (4, 2))  # (drafts verified, made)
-SECONDS = 0.5  # after which no larger batch is begun; an eighth of them for each, but two rounds at least
-STEPS = 3  # of one setting in a row, after one that does not count
-POSITIONS = (32, 1024)  # that requests read, the difference showing what that costs; tokens of a prompt
-CALM = 1.2  # times its least, the usual time of a step on a machine that does nothing else
+SECONDS = 0.5  # then no larger batch begins; an eighth of it for each batch, but at least two rounds
+STEPS = 3  # consecutive steps of one setting, after one that is not counted
+POSITIONS = (32, 1024)  # contexts, to find the cost of a position; the first is also the length of a prompt
+CALM = 1.2  # on an idle machine, the median time of a step is less than this many times its minimum
 
 
 def time_steps(
     executor: Executor, *, drafts: bool, max_requests: int, token_budget: int, context: int, beyond: int
 ) -> tuple[StepCost, bool]:
-    """drafts: is what they cost wanted, too? Without it, less is measured. context: tokens of a request, at
-    most. beyond: slots that its trees take past them. Returns the cost, and whether the machine was calm."""
+    """drafts: whether to measure drafts too. context: maximum tokens of a request. beyond: slots after them
+    that its trees use. Returns the cost, and whether the machine was idle otherwise."""
     (near, far), slots = POSITIONS, executor.info.pages * executor.info.page_size
     found: dict[StepWork, list[float]] = {}
     for n in REQUESTS if drafts else REQUESTS[::3]:
-        late = sum(map(sum, found.values())) > SECONDS  # without what a GPU's kernels and graphs take to make
+        late = sum(map(sum, found.values())) > SECONDS  # excludes making a GPU's kernels and graphs
         if found and (late or n > max_requests or 5 * n > token_budget or n * (near + 32 + beyond) > slots):
             break
         settings = SETTINGS if drafts and n in REQUESTS[::2] else SETTINGS[:1]

@@ -137,7 +137,7 @@ class TensorParallelExecutor:
         """None, because data has to be written on every rank."""
 
     def check(self) -> None:
-        """Raises PeerGone where no step can run any more."""
+        """Raises PeerGone if no step can run any more."""
         self._ranks.check()
 
     def refuse(self, reason: str) -> None:

@@ -1,6 +1,6 @@
-"""lm-eval against one server: the shipped tasks, and any of lm-eval's own whose data can be had.
+"""Runs lm-eval against one server, with the shipped tasks or any lm-eval task whose data is available.
 
-lm-eval is an extra and heavy, so this module is imported when an evaluation runs, not before.
+lm-eval is an optional and heavy dependency, so only a running evaluation imports this module.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from nextn.eval.results import Run
 from nextn.eval.tasks import FOLDER, PACKAGED, SHIPPED
 from nextn.tokenizer import Tokenizer
 
-SEED = 1234  # of the choice of few-shot examples
+SEED = 1234  # for the choice of few-shot examples
 
 
 class ServedModel(LocalCompletionsAPI):  # type: ignore[misc]
-    """lm-eval's model `local-completions` with the served model's own tokenizer: prompts are sent as token
+    """lm-eval's model `local-completions` with the tokenizer of the served model. It sends prompts as token
     ids. `seconds`: time spent on requests so far."""
 
     tokenizer: Tokenizer
@@ -42,7 +42,7 @@ class ServedModel(LocalCompletionsAPI):  # type: ignore[misc]
         concurrency: int,
         chats: bool = False,
     ) -> None:
-        """chats: prompts are rendered by the chat template, which writes the special tokens."""
+        """chats: the chat template renders the prompts and writes the special tokens."""
         super().__init__(
             base_url=f"{url}/v1/completions",
             model=model,
@@ -99,24 +99,25 @@ class ServedModel(LocalCompletionsAPI):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Harness:
-    """What is evaluated and how, whatever the server. `limit`: documents of each task; None: all."""
+    """The settings of an evaluation that do not depend on the server. `limit`: documents of each task; None:
+    all."""
 
     manager: TaskManager
     limit: int | None
     num_fewshot: int | None
     concurrency: int
-    runs_programs: bool = False  # may programs be run that a model wrote?
-    chats: bool = False  # are prompts rendered as chats?
+    runs_programs: bool = False  # whether programs that a model wrote may run
+    chats: bool = False  # whether prompts are rendered as chats
 
     def run(self, task: str, url: str, model: str, tokenizer: Tokenizer, max_length: int) -> Run:
-        """Runs one task on one server. Raises BenchError when a request failed for good."""
+        """Runs one task on one server. Raises BenchError if a request fails in all its tries."""
         served = ServedModel(url, model, tokenizer, max_length, self.concurrency, self.chats)
         random.seed(SEED)
         np.random.seed(SEED)
         loaded = self.manager.load([task])
         for one in loaded["tasks"].values():
             own = one.get_config("num_fewshot")
-            # A task that says 0 means it: examples would give its answers away.
+            # A task that sets 0 needs it: examples would contain its answers.
             if own is None or (own != 0 and self.num_fewshot is not None):
                 one.set_config(key="num_fewshot", value=self.num_fewshot or 0)
             one.set_fewshot_seed(seed=SEED)
@@ -129,7 +130,7 @@ class Harness:
                 apply_chat_template=self.chats,
                 confirm_run_unsafe_code=self.runs_programs,
             )
-        # aiohttp's errors, requests', and whatever lm-eval makes of an answer that it did not expect
+        # errors of aiohttp and requests, and any error of lm-eval on an unexpected answer
         except Exception as e:
             raise BenchError(f"the task {task} on {url} failed: {type(e).__name__}: {e}") from e
         return Run.of(found, served.seconds)
@@ -141,7 +142,7 @@ def load_tasks(names: Sequence[str], include_path: Path | None) -> TaskManager:
     Raises ValueError for an unknown task, and for one whose data cannot be loaded.
     """
     paths = [str(FOLDER), *([str(include_path)] if include_path else [])]
-    # Reading all of lm-eval's own tasks takes ten seconds.
+    # Reading all of lm-eval's own tasks takes ten seconds, so it is avoided if possible.
     manager = TaskManager(include_path=paths, include_defaults=not set(names) <= {*SHIPPED, *PACKAGED})
     for name in names:
         if name not in manager.all_tasks:
@@ -150,7 +151,7 @@ def load_tasks(names: Sequence[str], include_path: Path | None) -> TaskManager:
             manager.load([name])
         except ModuleNotFoundError as e:
             raise ValueError(f"--tasks {name}: {e}") from e
-        # Which of many kinds depends on where the data set lies.
+        # The kind of error depends on where the data set is stored.
         except Exception as e:
             raise ValueError(
                 f"--tasks {name}: its data set cannot be loaded ({type(e).__name__}: {e}); it comes from the "
@@ -161,7 +162,8 @@ def load_tasks(names: Sequence[str], include_path: Path | None) -> TaskManager:
 
 @contextlib.contextmanager
 def quiet(log: Path, bars: bool) -> Iterator[None]:
-    """Sends what lm-eval and its libraries print to a file; with `bars`, not their progress bars."""
+    """Sends the output of lm-eval and its libraries to a file. With `bars`, their progress bars still
+    appear."""
     handler = logging.FileHandler(log)
     loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "huggingface_hub", "httpx")]
     before = [logger.propagate for logger in loggers]

@@ -1,6 +1,6 @@
-"""Runs programs that a model wrote, each in a process of its own: with limits of time and memory, in an empty
-folder, without this process's environment. That keeps accidents small; it is no sandbox. A program that means
-harm can read files and use the network, so run this where it may: in a container.
+"""Runs programs that a model wrote, each in its own process: with limits of time and memory, in an empty
+folder, without this process's environment. This limits accidents but is not a sandbox. A malicious program
+can read files and use the network, so run it in a container.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import tempfile
 
 SECONDS = 10.0
 MEMORY = 2**30  # bytes
-OUTPUT = 2**20  # bytes that it may write to a file
-# Limits first; then the program, which comes by stdin.
+OUTPUT = 2**20  # bytes that a program may write to one file
+# Sets the limits, then runs the program from stdin.
 LAUNCHER = f"""
 import resource, sys
 program = sys.stdin.read()
@@ -28,8 +28,8 @@ exec(compile(program, "program", "exec"), {{"__name__": "program"}})
 
 @functools.lru_cache(maxsize=4096)
 def passes(program: str, seconds: float = SECONDS) -> bool:
-    """Does it end without an error, within its limits? The same program runs once: servers with the same
-    texts have the same scores, however busy the machine is."""
+    """Whether the program ends without an error within its limits. The same program runs only once. So
+    servers with the same texts have the same scores, even if the machine is busy at times."""
     with tempfile.TemporaryDirectory(prefix="nextn-program-") as folder:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", LAUNCHER],
@@ -40,7 +40,7 @@ def passes(program: str, seconds: float = SECONDS) -> bool:
             process.communicate(program.encode("utf-8", "replace"), timeout=seconds)
         except subprocess.TimeoutExpired:
             return False
-        finally:  # and whatever it started
+        finally:  # also ends processes that the program started
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

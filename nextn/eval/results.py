@@ -1,4 +1,4 @@
-"""The results of an evaluation: scores side by side, and whether the answers behind them are the same."""
+"""The results of an evaluation: scores side by side, and whether the answers are equal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Run:
-    """One task on one server. `scores`: (task, metric) -> value; a group of tasks has its own and those of
-    its parts. `answers`: (task, document) -> texts, or pairs of loglikelihood and "greedy"."""
+    """One task on one server. `scores`: (task, metric) -> value; a group of tasks has its own scores and
+    those of its members. `answers`: (task, document) -> texts, or pairs of loglikelihood and "greedy"."""
 
     scores: Mapping[tuple[str, str], float]
     answers: Mapping[tuple[str, int], Any]
@@ -19,7 +19,7 @@ class Run:
 
     @classmethod
     def of(cls, found: Mapping[str, Any], seconds: float) -> Run:
-        """Makes it from the results of lm-eval's `evaluate`, in their order."""
+        """Makes a Run from the results of lm-eval's `evaluate`. Keeps the order of the scores."""
         scores = {}
         for task, values in found["results"].items():
             for key, value in values.items():
@@ -37,7 +37,7 @@ class Run:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One task that was asked for, on each of the servers: one, or without MTP and with it."""
+    """One requested task on each server: either on one, or on one without MTP and one with it."""
 
     name: str
     runs: Sequence[Run]
@@ -75,7 +75,7 @@ class Results:
 
     @property
     def differ(self) -> bool:
-        """Does any score differ?"""
+        """Whether any score differs."""
         return any(task.differing_scores for task in self.tasks)
 
     def record(self) -> dict[str, Any]:

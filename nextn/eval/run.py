@@ -1,6 +1,6 @@
-"""nextn eval: lm-eval on a server without MTP and on one with it, task by task, scores side by side.
+"""nextn eval: runs lm-eval on a server without MTP and on one with it, task by task, and compares the scores.
 
-Both servers run; while one answers, the other waits, which costs nothing.
+Both servers run all the time. While one answers, the other has no work, so it does not slow the first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nextn.eval.table import WITH, WITHOUT, table, verdict
 from nextn.eval.tasks import RUNS_PROGRAMS
 from nextn.tokenizer import Tokenizer
 
-DEFAULT_LENGTH = 2048  # of the context, where a server does not say
+DEFAULT_LENGTH = 2048  # context length, if a server does not report one
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Settings:
     tasks: Sequence[str]
     model_path: str
     num_steps: int | str  # or auto
-    server_options: Sequence[str]  # of the servers that are started here
-    base_urls: Sequence[str]  # of servers that run: none, one, or without MTP and with it
+    server_options: Sequence[str]  # for the servers that are started here
+    base_urls: Sequence[str]  # of running servers: none, one, or two (without MTP, with MTP)
     tokenizer: str | None
     api_key: str | None
     limit: int | None
@@ -61,8 +61,8 @@ class Side(NamedTuple):
 
 
 def run_eval(settings: Settings) -> int:
-    """Runs the evaluation and returns the exit code: 0, or 1 when a score differs. Raises ValueError for what
-    the user can fix, BenchError when a server or a request fails."""
+    """Runs the evaluation and returns the exit code: 0, or 1 if a score differs. Raises ValueError for errors
+    that the user can fix, BenchError if a server or a request fails."""
     try:
         from nextn.eval.harness import Harness, load_tasks, quiet
     except ModuleNotFoundError as e:
@@ -113,7 +113,7 @@ def run_eval(settings: Settings) -> int:
 
 @contextlib.contextmanager
 def servers(settings: Settings) -> Iterator[dict[str, str]]:
-    """Yields name -> URL of the servers: the running ones, or two that are started and ended here."""
+    """Yields name -> URL of the servers: the running ones, or two that this function starts and ends."""
     if settings.base_urls:
         urls = [url.rstrip("/").removesuffix("/v1") for url in settings.base_urls]
         names = [WITHOUT, WITH] if len(urls) == 2 else ["score"]
@@ -134,8 +134,8 @@ def servers(settings: Settings) -> Iterator[dict[str, str]]:
 
 
 async def find_side(settings: Settings, name: str, url: str) -> Side:
-    """Finds out about a running server. Raises BenchError if it does not answer, ValueError if there is no
-    tokenizer for it."""
+    """Asks a running server for its model. Raises BenchError if it does not answer, ValueError if its
+    tokenizer is not on this machine."""
     try:
         served = (await get(url, "/v1/models", settings.api_key))["data"][0]
         model, length = str(served["id"]), served.get("max_model_len")

@@ -1,4 +1,4 @@
-"""The Markdown table: a line for each score, without MTP, with it, and the difference."""
+"""Makes the Markdown table: one line for each score, without MTP, with MTP, and the difference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WITHOUT, WITH = "without MTP", "with MTP"
 
 
 def table(results: Results, whole: bool) -> str:
-    """Makes the table. `whole`: also the parts of a group of tasks, not only the group's own scores."""
+    """Makes the table. `whole`: includes the members of a group of tasks, not only the group's own scores."""
     both = len(results.sides) == 2
     head = ["task", "metric", *results.sides, *(["difference"] if both else [])]
     head += [f"seconds, {side}" for side in results.sides] + ["accept length"]
@@ -27,7 +27,7 @@ def _rows(task: TaskResult, whole: bool) -> list[list[str]]:
         row = [name, metric, *(f"{value:.4f}" for value in values)]
         if len(values) == 2:
             row.append(f"{values[1] - values[0]:+.4f}" if values[1] != values[0] else "0")
-        own = name == task.name  # times are the whole task's
+        own = name == task.name  # only the whole task has times
         row += [f"{run.seconds:.1f}" if own else "" for run in task.runs]
         length = task.runs[-1].accept_length
         row.append(f"{length:.2f}" if own and length is not None else "")
@@ -40,7 +40,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def verdict(results: Results) -> str:
-    """One line on whether MTP changed anything."""
+    """One line that says whether MTP changed any result."""
     documents = sum(len(task.runs[0].answers) for task in results.tasks)
     if len(results.sides) == 1:
         return f"{documents} documents"

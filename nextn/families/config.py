@@ -1,8 +1,9 @@
-"""The architecture of a checkpoint, from its config.json, checked.
+"""Reads and checks the architecture of a checkpoint, from its config.json.
 
     cfg = ModelConfig.from_folder("/models/DeepSeek-V3")
 
-Fields have DeepSeek's names. Which keys they come from, and what is refused, says the family's file.
+Fields have DeepSeek's names. The file of each family defines which keys they come from, and which values are
+refused.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from nextn.families.registry import architecture, family_of
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """YaRN (arXiv 2309.00071) with DeepSeek's two mscales; with mscale_all_dim 0 the softmax scale stays."""
+    """YaRN (arXiv 2309.00071) with DeepSeek's two mscales. mscale_all_dim 0: the softmax scale is kept."""
 
     factor: float
     original_max_position_embeddings: int
@@ -34,7 +35,8 @@ class YarnScaling:
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Llama 3.1's: frequencies of long waves over `factor`, of short ones kept, between them interpolated."""
+    """Llama 3.1's scaling: frequencies of long waves are divided by `factor`, those of short waves are kept,
+    and those between are interpolated."""
 
     factor: float
     low_freq_factor: float
@@ -44,7 +46,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """Every frequency over `factor`."""
+    """Every frequency is divided by `factor`."""
 
     factor: float
 
@@ -57,9 +59,9 @@ class GqaAttention:
     """Grouped-query attention (arXiv 2305.13245): num_attention_heads / num_key_value_heads queries share a
     key and a value.
 
-    rotary_dim: elements of a head that are rotated; as computed they are its last ones
-    (`nextn.layers.head_rows`). qk_norm: a norm of each query and key before that. qkv_bias, out_bias: of the
-    products before and after attention.
+    rotary_dim: number of rotated elements of a head. During computation they are its last ones
+    (`nextn.layers.head_rows`). qk_norm: whether each query and key is normed before the rotation. qkv_bias,
+    out_bias: whether the products before and after attention have biases.
     """
 
     num_key_value_heads: int
@@ -74,8 +76,8 @@ class GqaAttention:
 class ModelConfig:
     """An architecture. In a dense-only model n_routed_experts is 0.
 
-    Attention is MLA where `gqa` is None. Else q_lora_rank is None, kv_lora_rank 0, v_head_dim a head's width,
-    and qk_nope_head_dim and qk_rope_head_dim are its elements that are not and that are rotated.
+    If `gqa` is None, attention is MLA. Otherwise q_lora_rank is None, kv_lora_rank is 0, and v_head_dim is
+    the width of a head. Of its elements, qk_rope_head_dim are rotated and qk_nope_head_dim are not.
     """
 
     architecture: str
@@ -107,15 +109,15 @@ class ModelConfig:
     num_nextn_predict_layers: int
     tie_word_embeddings: bool
     quantization: Quantization | None
-    softmax_router: bool = False  # DeepSeek-V2's scores and groups, else V3's: see `nextn.ops.base.Ops.route`
+    softmax_router: bool = False  # True: DeepSeek-V2's scores and groups; False: V3's. See `Ops.route`
     gqa: GqaAttention | None = None
-    cut_layers: int = 0  # of the checkpoint's, behind the last one that is computed
+    cut_layers: int = 0  # number of the checkpoint's last target layers that are not computed
 
     @classmethod
     def from_folder(cls, path: str | Path) -> ModelConfig:
-        """Reads config.json, and generation_config.json's end tokens where it is there.
+        """Reads config.json, and the end tokens of generation_config.json if that exists.
 
-        Raises CheckpointError (a ValueError) for a missing or broken file, ValueError for what is in it.
+        Raises CheckpointError (a ValueError) for a missing or broken file, ValueError for a wrong value.
         """
         folder = checkpoint_folder(path)
         file = folder / "config.json"
@@ -125,7 +127,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], source: str = "config.json") -> ModelConfig:
-        """The same from a parsed config.json. Raises ValueError naming `source`, key, value and the fix."""
+        """The config from a parsed config.json. Raises ValueError; it names `source`, key, value and fix."""
         return _parse(Fields(data, source), None)
 
     @property
@@ -134,7 +136,7 @@ class ModelConfig:
 
     @property
     def latent_dim(self) -> int:
-        """MLA: width of the latent and the shared key, which a token's entry in the KV pool is made of."""
+        """MLA: width of a token's entry in the KV pool, which is the latent and the shared key."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
@@ -156,26 +158,26 @@ class ModelConfig:
         return self.mtp.at(self.first_module + k)
 
     def cut(self, layers: int) -> ModelConfig:
-        """The model of the first `layers` layers, its NextN modules those of the whole one."""
+        """The model with only the first `layers` layers. It has the NextN modules of the whole model."""
         dense = min(self.first_k_dense_replace, layers)
         cut = self.cut_layers + self.num_hidden_layers - layers
         return replace(self, num_hidden_layers=layers, first_k_dense_replace=dense, cut_layers=cut)
 
     def is_moe(self, layer: int) -> bool:
-        """Whether a layer has experts; NextN layers are num_hidden_layers, num_hidden_layers + 1, …"""
+        """Whether a layer has experts. NextN layers are num_hidden_layers, num_hidden_layers + 1, …"""
         if layer >= self.num_hidden_layers and self.mtp.dense:
             return False
         return self.n_routed_experts > 0 and layer >= self.first_k_dense_replace
 
     @property
     def names(self) -> TensorNames:
-        """What the family's checkpoints call their tensors."""
+        """The names of tensors in the family's checkpoints."""
         names: TensorNames = family_of(self.architecture).NAMES
         return names
 
     @property
     def mtp(self) -> MTPSpec:
-        """How the family's NextN modules are made."""
+        """The structure and names of the family's NextN modules."""
         spec: MTPSpec = family_of(self.architecture).MTP
         return spec
 

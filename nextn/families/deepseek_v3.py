@@ -1,9 +1,9 @@
-"""DeepSeek-V3 and what names itself so (R1, V3.1, GigaChat3): MLA, experts chosen by groups, NextN modules
-behind the last layer.
+"""DeepSeek-V3 and models with its architecture's name (R1, V3.1, GigaChat3): MLA, experts chosen by groups,
+and NextN modules after the last layer.
 
 Keys of config.json have DeepSeek's names. Absent keys have the defaults of transformers' DeepseekV3Config,
-except sizes, which are required, and n_routed_experts and num_nextn_predict_layers, which are 0. A value that
-nextn does not compute is refused.
+except sizes, which are required, and n_routed_experts and num_nextn_predict_layers, which are 0. Values that
+nextn does not support raise ValueError.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MTP = MTPSpec(
 
 
 def parse(name: str, f: Fields, generation: Fields | None) -> ModelConfig:
-    """config.json, and generation_config.json's end tokens. name: of the architecture."""
+    """f: config.json. generation: generation_config.json, for its end tokens. name: of the architecture."""
     common = basics(name, f, generation, positions=4096, bos=0, eos=1)
     f.only("attention_bias", False)
     f.only("rope_interleave", True)

@@ -1,4 +1,4 @@
-"""Tells one checkpoint from another without reading all of it."""
+"""Identifies a checkpoint by a digest, without reading all of it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from nextn.families.files import weight_files
 
 SMALL = ("config.json", "tokenizer.json", "token_map.json", "*.index.json")
-SAMPLES, SAMPLE_BYTES = 64, 4096  # of a file
+SAMPLES, SAMPLE_BYTES = 64, 4096  # per file
 
 
 def digest(path: Path) -> str:
-    """A digest of a model's folder, or of a file: names, sizes and samples, because reading all weights takes
-    minutes. Raises ValueError if it does not exist."""
+    """A digest of a model's folder, or of a file: of names, sizes and samples, because reading all weights
+    takes minutes. Raises ValueError if `path` does not exist."""
     if not path.exists():
         raise ValueError(f"{path}: there is no such file or folder on this machine")
     files = [path]

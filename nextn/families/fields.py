@@ -1,4 +1,4 @@
-"""Typed, checked reading of a config's keys: every error names file, key, value and what is supported."""
+"""Reads a config's keys and checks their types. Every error names file, key, value and supported values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 REQUIRED: Any = object()
 LARGEST_INTEGER = 2**63 - 1
-SMALLEST, LARGEST = 1e-30, 1e30  # of numbers; what is computed with them stays finite
+SMALLEST, LARGEST = 1e-30, 1e30  # limits of numbers, so that results computed with them are finite
 
 
 class Fields:
@@ -20,7 +20,7 @@ class Fields:
         return ValueError(f"{self.source}: {self.prefix}{key} is {self.data.get(key)!r}; {rule}")
 
     def get(self, key: str, default: Any = REQUIRED) -> Any:
-        """The value as it stands. Raises ValueError when it is required and absent."""
+        """The value, unchecked. Raises ValueError if it is required and absent."""
         if key in self.data:
             return self.data[key]
         if default is REQUIRED:
@@ -36,7 +36,7 @@ class Fields:
         return value
 
     def number(self, key: str, default: Any = REQUIRED, *, zero: bool = False) -> float:
-        """A positive number, or 0 where `zero` allows it."""
+        """A positive number, or 0 if `zero` is true."""
         value = self.get(key, default)
         real = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not real or value != value or value < 0 or (value == 0 and not zero):
@@ -52,13 +52,13 @@ class Fields:
         return value
 
     def only(self, key: str, *supported: Any) -> None:
-        """Refuses any value but these; an absent key means the first."""
+        """Raises ValueError if the value is not one of these. An absent key means the first."""
         value = self.get(key, supported[0])
         if not any(value == s and isinstance(value, bool) == isinstance(s, bool) for s in supported):
             raise self.error(key, f"supported: {' or '.join(map(repr, supported))}")
 
     def table(self, key: str) -> Fields | None:
-        """The JSON object under `key`; None when it is absent, null or empty."""
+        """The JSON object under `key`; None if it is absent, null or empty."""
         value = self.get(key, None)
         if value is None or value == {}:
             return None

@@ -1,4 +1,4 @@
-"""A checkpoint folder's small files: finding them, reading JSON, the error for what is wrong."""
+"""Finds the files of a checkpoint folder, and reads the JSON files. Raises CheckpointError."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from nextn.config import hub_hint
 from nextn.gguf.files import GGUF_FILES as GGUF_FILES
 
 SHOWN = 10
-LARGEST_JSON = 100_000_000  # bytes; DeepSeek-V3's index, the largest of these files, has 9 million
+LARGEST_JSON = 100_000_000  # maximum bytes; the largest file is DeepSeek-V3's index, with 9 million
 
 
 def first_names(names: Sequence[str]) -> str:
-    """The first 10 of `names` in one line, and how many there are besides."""
+    """The first 10 of `names` in one line, and the number of the others."""
     rest = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def checkpoint_folder(path: str | Path, option: str = "--model-path") -> Path:
-    """`path` as a Path. Raises CheckpointError naming the `option` it came from when it is not a folder."""
+    """`path` as a Path. Raises CheckpointError if it is not a folder; the error names its `option`."""
     folder = Path(path)
     if not folder.exists():
         if folder.suffix.lower() == ".gguf":
@@ -38,13 +38,14 @@ def checkpoint_folder(path: str | Path, option: str = "--model-path") -> Path:
 
 
 def contents(folder: Path) -> str:
-    """What is in `folder`, for messages."""
+    """The contents of `folder` as a part of a message."""
     names = sorted(p.name for p in folder.iterdir())
     return f"it holds {first_names(names)}" if names else "it is empty"
 
 
 def gguf_files(folder: Path) -> list[Path] | None:
-    """The GGUF files that hold the weights of a folder made from them; None of any other."""
+    """The GGUF files with the weights of this folder; None if it was not made from GGUF files. Raises
+    CheckpointError."""
     if not (folder / GGUF_FILES).is_file():
         return None
     files = read_json(folder / GGUF_FILES).get("files")
@@ -54,12 +55,13 @@ def gguf_files(folder: Path) -> list[Path] | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold a checkpoint's weights."""
+    """The files with a checkpoint's weights."""
     return gguf_files(folder) or sorted(folder.glob("*.safetensors"))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises CheckpointError when there is no such file or it holds none."""
+    """The JSON object in a file. Raises CheckpointError if the file is missing, too large, or not a JSON
+    object."""
     if not path.is_file():
         raise CheckpointError(f"{path}: there is no such file in the folder; {contents(path.parent)}")
     if path.stat().st_size > LARGEST_JSON:

@@ -1,6 +1,6 @@
 """GLM-4.5, 4.6 and 4.7: GQA with half of each head rotated, DeepSeek-V3's experts and NextN module.
 
-vLLM zeroes the embedding at position 0, transformers does not; nextn follows the latter.
+vLLM sets the module's embedding to 0 at position 0. transformers does not, and neither does nextn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MTP = gqa.v3_module("Glm4MoeForCausalLMNextN", "Glm4MoeMTPModel", dense=False)
 
 
 def parse(name: str, f: Fields, generation: Fields | None) -> ModelConfig:
-    """config.json, and generation_config.json's end tokens. name: of the architecture."""
+    """f: config.json. generation: generation_config.json, for its end tokens. name: of the architecture."""
     common = basics(name, f, generation, positions=131072, eps=1e-5)
     moe = experts(f, common["num_hidden_layers"], dense_layers=1, groups=1, top_groups=1, scale=1.0)
     attention = gqa.attention(

@@ -1,9 +1,9 @@
-"""GLM-4.7-Flash: DeepSeek-V3's architecture and tensor names, without expert groups; its NextN module's
-embedding is zero at position 0.
+"""GLM-4.7-Flash: DeepSeek-V3's architecture and tensor names, without expert groups. The embedding in its
+NextN module is 0 at position 0.
 
-Keys of config.json and what is refused are DeepSeek-V3's. Absent keys have the defaults of transformers'
-Glm4MoeLiteConfig, except sizes, as there. The target is transformers' Glm4MoeLiteForCausalLM, and the module
-vLLM's Glm4MoeLiteMTP.
+Keys of config.json and refused values are the same as for DeepSeek-V3. Absent keys have the defaults of
+transformers' Glm4MoeLiteConfig. Sizes are required, as for V3. The target computes the same as transformers'
+Glm4MoeLiteForCausalLM, the module the same as vLLM's Glm4MoeLiteMTP.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nextn.families.config import ModelConfig
 from nextn.families.fields import Fields
 
 NAMES = deepseek_v3.NAMES
-# The other names are those that exporters of DeepSeek-V3's modules write, whatever they are given.
+# DeepSeek-V3's names are included because its exporters write them for every model.
 MTP = replace(
     deepseek_v3.MTP,
     masks_first=True,
@@ -30,7 +30,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def parse(name: str, f: Fields, generation: Fields | None) -> ModelConfig:
-    """As `nextn.families.deepseek_v3.parse`."""
+    """Same as `nextn.families.deepseek_v3.parse`, with this family's defaults."""
     data = {**DEFAULTS, **f.data}
     if f.get("mlp_layer_types", None) is not None:
         data["first_k_dense_replace"] = _dense_layers(f)
@@ -38,7 +38,8 @@ def parse(name: str, f: Fields, generation: Fields | None) -> ModelConfig:
 
 
 def _dense_layers(f: Fields) -> int:
-    """How many layers are dense, by transformers 5's list of every layer's kind. These must be the first."""
+    """Number of dense layers, from transformers 5's list with the kind of every layer. They must be the first
+    layers; raises ValueError otherwise."""
     kinds, layers = f.get("mlp_layer_types"), f.integer("num_hidden_layers")
     dense = kinds.count("dense") if isinstance(kinds, list) else 0
     if kinds != ["dense"] * dense + ["sparse"] * (layers - dense):

@@ -1,5 +1,5 @@
-"""What families with grouped-query attention have in common: names of tensors, a NextN module named as
-DeepSeek-V3's, and the reading of config.json. Each family's file says what differs.
+"""The common part of families with grouped-query attention: names of tensors, a NextN module with
+DeepSeek-V3's names, and functions that read config.json. Each family's file has the differences.
 
 Absent keys have transformers' defaults, except sizes, which are required.
 """
@@ -17,7 +17,7 @@ from nextn.families.parts import rope
 
 NAMES = replace(
     deepseek_v3.NAMES,
-    **dict.fromkeys(("q_down", "q_up", "kv_down", "kv_norm", "kv_up"), ""),  # of latent attention
+    **dict.fromkeys(("q_down", "q_up", "kv_down", "kv_norm", "kv_up"), ""),  # only in latent attention
     k_proj="self_attn.k_proj.weight",
     v_proj="self_attn.v_proj.weight",
     q_bias="self_attn.q_proj.bias",
@@ -30,8 +30,8 @@ NAMES = replace(
 
 
 def v3_module(exported: str, *more: str, dense: bool) -> MTPSpec:
-    """A NextN module with DeepSeek-V3's names. exported: `architectures` of folders that hold such modules
-    alone. Families whose checkpoints have none can still get one by --speculative-draft-model-path."""
+    """A NextN module with DeepSeek-V3's names. exported, more: `architectures` of folders with only modules.
+    A family without modules in its checkpoints can still use one, by --speculative-draft-model-path."""
     return replace(deepseek_v3.MTP, dense=dense, exported=(exported, *more))
 
 
@@ -39,10 +39,10 @@ def attention(
     f: Fields, *, qk_norm: bool, qkv_bias: bool, out_bias: bool,
     rotary: float = 1.0, head_dim: int = 0, kv_heads: Any = REQUIRED,
 ) -> dict[str, Any]:  # fmt: skip
-    """The attention's part of a ModelConfig, rotary embedding included.
+    """The fields of a ModelConfig for attention and rotary embedding.
 
-    Defaults of keys: rotary, of partial_rotary_factor; head_dim, 0: hidden_size over the heads; kv_heads, of
-    num_key_value_heads, null: as many as there are heads."""
+    Defaults of keys: rotary: of partial_rotary_factor. head_dim: of head_dim; 0: hidden_size divided by the
+    number of heads. kv_heads: of num_key_value_heads; None: the number of heads."""
     heads = f.integer("num_attention_heads")
     given = f.get("num_key_value_heads", kv_heads)
     kv_heads = heads if given is None else f.integer("num_key_value_heads")
@@ -71,7 +71,7 @@ def attention(
 
 
 def full_attention_only(f: Fields) -> None:
-    """Raises ValueError where a layer would attend to a sliding window, as transformers' Qwen classes do."""
+    """Raises ValueError if a layer would attend to a sliding window in transformers' Qwen classes."""
     layers = f.integer("num_hidden_layers")
     used = f.boolean("use_sliding_window", False) and f.get("sliding_window", 4096) is not None
     if used and f.integer("max_window_layers", 28, least=0) < layers:
@@ -82,7 +82,8 @@ def full_attention_only(f: Fields) -> None:
 
 
 def _partial(f: Fields, default: float) -> float:
-    """partial_rotary_factor: beside rope_theta or, where transformers 5 wrote it, in rope_parameters."""
+    """partial_rotary_factor, which is beside rope_theta or, if transformers 5 wrote the file, in
+    rope_parameters."""
     table = f.table("rope_parameters") or f.table("rope_scaling")
     inner = None if table is None else table.get("partial_rotary_factor", None)
     outer = f.get("partial_rotary_factor", None)

@@ -1,4 +1,4 @@
-"""Llama 2 to 3.3 and what names itself so (SmolLM2, Yi, many others): GQA, dense, no NextN module."""
+"""Llama 2 to 3.3 and models with its architecture's name (SmolLM2, Yi, ...): GQA, dense, no NextN module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MTP = gqa.v3_module("LlamaForCausalLMNextN", dense=True)
 
 
 def parse(name: str, f: Fields, generation: Fields | None) -> ModelConfig:
-    """config.json, and generation_config.json's end tokens. name: of the architecture."""
+    """f: config.json. generation: generation_config.json, for its end tokens. name: of the architecture."""
     f.only("mlp_bias", False)
     f.only("sliding_window", None)
     f.only("rope_interleaved", False)  # SmolLM2's files have the key

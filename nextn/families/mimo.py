@@ -1,6 +1,6 @@
-"""MiMo-7B: Qwen2 with NextN modules of its own names, counted from 0, in which the hidden state comes first.
+"""MiMo-7B: Qwen2 with NextN modules. Their names differ and count from 0, and the hidden state is first.
 
-vLLM zeroes the embedding at position 0, MiMo's own code does not; nextn follows the latter.
+vLLM sets the module's embedding to 0 at position 0. MiMo's code does not, and neither does nextn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a family's NextN (MTP) modules are made and named."""
+"""The structure and the names of a family's NextN (MTP) modules."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from nextn.families.names import numbered
 
 @dataclass(frozen=True)
 class MTPSpec:
-    """x_i = projection(norms of embed(t_{i+1}) and h_i), a decoder layer at position i, output_norm, head.
+    """A module is x_i = projection(norms of embed(t_{i+1}) and h_i), a decoder layer at position i,
+    output_norm, and the head.
 
-    h_i is the target's hidden state after its final norm or, in a chain, the module's own output after
-    output_norm: `nextn.models.base.Model.draft` can return no other. Embedding and head are the target's.
+    h_i is the target's hidden state after its final norm or, in a chain, the module's output after
+    output_norm. `nextn.models.base.Model.draft` returns no other state. Embedding and head are the target's.
 
-    prefix: of a module's tensors, of its number {layer}. counted_on: in a whole checkpoint that number goes
-    on from the target's layers; else it begins at 0. embedding_copy, head_copy: tensors of a module that
-    repeat the target's, where there are such, and are not loaded. embedding_first: else h_i is first in the
-    concatenation. masks_first: the embedding is 0 at position 0. dense: the decoder layer has no experts;
-    else it has them where a target's layer of its number would.
+    prefix: of a module's tensors; {layer} is its number. counted_on: in a whole checkpoint, this number
+    continues after the target's layers; otherwise it begins at 0. embedding_copy, head_copy: tensors of a
+    module that repeat the target's and are not loaded; None: it has none. embedding_first: whether the
+    embedding is before h_i in the concatenation. masks_first: whether the embedding is 0 at position 0.
+    dense: the decoder layer has no experts; otherwise it has them if a target layer with its number would.
 
-    In folders that hold modules alone, they are counted from 0. exported: `architectures` of such folders'
-    config.json; the first is what nextn writes. own_prefix: where an exporter of one module puts the tensors
-    outside its decoder layer.
+    In folders with only modules, the numbers begin at 0. exported: `architectures` in config.json of these
+    folders; nextn writes the first. own_prefix: prefix of the tensors outside the decoder layer, in the
+    layout of an exporter of a single module.
     """
 
     prefix: str
@@ -47,15 +48,15 @@ class MTPSpec:
 
     @property
     def copies(self) -> tuple[str, ...]:
-        """Its tensors that repeat the target's."""
+        """A module's tensors that repeat the target's."""
         return tuple(name for name in (self.embedding_copy, self.head_copy) if name is not None)
 
     def at(self, number: int) -> str:
-        """Prefix of the module that has this number in the files."""
+        """Prefix of the module with this number in the files."""
         return self.prefix.format(layer=number)
 
     def parts(self, name: str) -> tuple[int, str]:
-        """(number, what follows the prefix) of a module's tensor."""
+        """(number of the module, name after the prefix) of a module's tensor."""
         found = numbered(self.prefix).match(name)
         assert found, name
         return int(found[1]), name[found.end() :]

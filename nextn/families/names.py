@@ -1,4 +1,4 @@
-"""What a family's checkpoints call their tensors."""
+"""The names of tensors in a family's checkpoints."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cache
 
 @dataclass(frozen=True, kw_only=True)
 class TensorNames:
-    """Of a model with latent attention (MLA) or grouped-query attention (GQA), and experts.
+    """The names of a model with latent attention (MLA) or grouped-query attention (GQA), and experts.
 
-    The first three are whole names. `layer` is the prefix of decoder layer {layer}; all others follow it.
-    mlp, shared_experts and expert (of number {expert}) are prefixes of gate, up and down. Names of what a
-    family's attention or router does not have are empty.
+    The first three are whole names. `layer` is the prefix of decoder layer {layer}, to which all other names
+    are appended. mlp, shared_experts and expert (with number {expert}) are prefixes of gate, up and down. A
+    name is empty if the family's attention or router does not have the tensor.
     """
 
     embedding: str
@@ -22,17 +22,17 @@ class TensorNames:
 
     layer: str
     attention_norm: str
-    q_proj: str  # of MLA where queries come from one matrix
-    q_norm: str = ""  # MLA: of the queries' latent; GQA: of each head
+    q_proj: str  # GQA, and MLA if one matrix makes the queries
+    q_norm: str = ""  # MLA: norm of the queries' latent; GQA: norm of each head
     out: str
 
-    q_down: str = ""  # of MLA, to kv_up
+    q_down: str = ""  # from here to kv_up: MLA
     q_up: str = ""
     kv_down: str = ""
     kv_norm: str = ""
     kv_up: str = ""
 
-    k_proj: str = ""  # of GQA, to out_bias
+    k_proj: str = ""  # from here to out_bias: GQA
     v_proj: str = ""
     q_bias: str = ""
     k_bias: str = ""
@@ -55,13 +55,13 @@ class TensorNames:
         return self.layer.format(layer=layer)
 
     def expert_at(self, expert: int) -> str:
-        """Prefix of a routed expert, behind its layer's."""
+        """Prefix of a routed expert, after its layer's prefix."""
         return self.expert.format(expert=expert)
 
 
 @cache
 def numbered(template: str) -> re.Pattern[str]:
-    """Matches what begins as the template does; a group for each of its {numbers}.
+    """A pattern for strings that begin with the template. It has a group for each {number}.
 
     >>> numbered("model.layers.{layer}.").match("model.layers.61.enorm.weight")[1]
     '61'

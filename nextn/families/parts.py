@@ -1,6 +1,6 @@
-"""What the configs of several families have in common, key by key.
+"""Reads the keys that the configs of several families share.
 
-Every function raises ValueError naming file, key, value and what is supported.
+Every function raises ValueError, which names file, key, value and the supported values.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def dense(layers: int) -> dict[str, Any]:
 def experts(
     f: Fields, layers: int, *, dense_layers: int, groups: int, top_groups: int, scale: float
 ) -> dict[str, Any]:
-    """The MoE part of the config of a router like DeepSeek-V3's, with a family's defaults. Dense only: no
-    experts, or every layer is among the first dense ones."""
+    """The MoE part of the config, for a router like DeepSeek-V3's, with a family's defaults. It is `dense` if
+    there are no experts, or if first_k_dense_replace includes every layer."""
     routed = 0 if f.get("n_routed_experts", None) is None else f.integer("n_routed_experts", least=0)
     dense_layers = f.integer("first_k_dense_replace", dense_layers, least=0)
     if routed == 0 or dense_layers >= layers:
@@ -91,8 +91,9 @@ def experts(
 
 
 def rope(f: Fields, *kinds: str) -> tuple[float, Scaling | None]:
-    """Theta and scaling: rope_theta + rope_scaling (the makers' configs) or rope_parameters (transformers 5).
-    kinds: of scaling that the family has, besides none. `partial_rotary_factor` is for the caller to read."""
+    """(theta, scaling), from rope_theta and rope_scaling (original configs), or from rope_parameters (written
+    by transformers 5). kinds: the kinds of scaling that the family supports; no scaling is always supported.
+    The caller reads `partial_rotary_factor`."""
     theta = f.number("rope_theta", 10000.0)
     old, new = f.table("rope_scaling"), f.table("rope_parameters")
     readings = [
@@ -111,7 +112,7 @@ def _scaling(t: Fields, kinds: tuple[str, ...]) -> Scaling | None:
     for key in t.data:
         if key not in keys:
             raise t.error(key, f"supported keys: {', '.join(sorted(keys))}")
-    for key in ("rope_type", "type"):  # transformers writes both into what was the maker's
+    for key in ("rope_type", "type"):  # configs that transformers saved have both
         t.only(key, *kinds)
     kind = t.get("rope_type", t.get("type", "default"))
     if t.get("type", kind) != kind:
@@ -137,7 +138,7 @@ def _yarn(t: Fields, factor: float) -> YarnScaling:
     mscale = t.number("mscale", 1.0)
     all_dim = t.number("mscale_all_dim", 0.0, zero=True)
     if ("mscale" not in t.data and all_dim != 0) or (mscale != 1 and all_dim == 0):
-        # DeepSeek's own code and transformers scale differently then
+        # In this case DeepSeek's code and transformers scale differently.
         raise t.error(
             "mscale", f"with mscale_all_dim {all_dim:g} its meaning is ambiguous; give both or neither"
         )
@@ -152,7 +153,7 @@ def _yarn(t: Fields, factor: float) -> YarnScaling:
 
 
 def token_ids(f: Fields, vocab_size: int, default: int | None) -> tuple[int, ...]:
-    """eos_token_id: one or several."""
+    """eos_token_id, which is an id or a list of ids."""
     value = f.get("eos_token_id", default)
     ids = () if value is None else tuple(value) if isinstance(value, list) else (value,)
     for i in ids:

@@ -1,9 +1,9 @@
-"""How a checkpoint's matrices are stored, from quantization_config in config.json.
+"""Reads how a checkpoint's matrices are stored, from quantization_config in config.json.
 
-Keys and values are those that the tools write: DeepSeek (FP8 blocks), llm-compressor (compressed-tensors),
-AutoGPTQ and GPTQModel, AutoAWQ. What nextn cannot read is refused by name. Which matrices are packed is seen
-in the files. So lists of modules that were left alone (`ignore`, `targets`, `modules_to_not_convert`) are not
-needed, and none of their patterns is run.
+Keys and values are those that these tools write: DeepSeek (FP8 blocks), llm-compressor (compressed-tensors),
+AutoGPTQ and GPTQModel, AutoAWQ. A value that nextn cannot read raises ValueError with its key. The files show
+which matrices are packed. So lists of unconverted modules (`ignore`, `targets`, `modules_to_not_convert`) are
+not needed, and their patterns are never run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMPRESSED_TENSORS, GPTQ, AWQ = "compressed-tensors", "gptq", "awq"
 
 @dataclass(frozen=True)
 class Fp8Blocks:
-    """Weights stored as e4m3 with one float32 scale for each block of [rows, columns]."""
+    """Weights stored in e4m3, with one float32 scale for each block of [rows, columns]."""
 
     weight_block_size: tuple[int, int] = (128, 128)
 
@@ -29,9 +29,9 @@ class Fp8Blocks:
 class PackedCodes:
     """Weights stored as whole numbers, several in each int32, with a scale for each group of inputs.
 
-    method: COMPRESSED_TENSORS, GPTQ or AWQ. schemes: (bits, inputs of a group) that matrices may have; 0: all
-    inputs are one group. GPTQ only: symmetric: every zero point is the middle code. reordered: g_idx may give
-    inputs to groups in any order. minus_one: zero points are stored less one.
+    method: COMPRESSED_TENSORS, GPTQ or AWQ. schemes: the possible (bits, inputs of a group) of matrices; 0:
+    all inputs are one group. Only for GPTQ: symmetric: every zero point is the middle code. reordered: g_idx
+    may assign inputs to groups in any order. minus_one: zero points are stored minus 1.
     """
 
     method: str
@@ -45,7 +45,8 @@ Quantization = Fp8Blocks | PackedCodes
 
 
 def quantization(f: Fields) -> Quantization | None:
-    """Raises ValueError for what nextn cannot read, by key and value."""
+    """quantization_config, or None if it is absent. Raises ValueError, which names key and value, if nextn
+    cannot read the matrices."""
     t = f.table("quantization_config")
     if t is None:
         return None
@@ -84,7 +85,7 @@ def _compressed_tensors(t: Fields) -> PackedCodes:
 
 
 def _weights(groups: Fields, name: str) -> tuple[int, int]:
-    """(bits, inputs of a group) of one of config_groups."""
+    """(bits, inputs of a group) of one of the config_groups."""
     group = groups.table(name)
     if group is None or (w := group.table("weights")) is None:
         raise groups.error(name, "it must be an object with weights")
@@ -112,7 +113,7 @@ def _gptq(t: Fields) -> PackedCodes:
     t.only("is_marlin_format", False, None)
     t.only("pack_dtype", "int32")
     t.only("adapter", None)
-    settings, dynamic = [t], t.table("dynamic")  # dynamic: others for modules whose names match; "-:": none
+    settings, dynamic = [t], t.table("dynamic")  # dynamic: settings by pattern of names; "-:": not packed
     for pattern in () if dynamic is None else dynamic.data:
         assert dynamic is not None
         own = None if pattern.startswith("-:") else dynamic.table(pattern)
@@ -137,7 +138,7 @@ def _awq(t: Fields) -> PackedCodes:
 
 
 def _scheme(t: Fields, *bits: int) -> tuple[int, int]:
-    """(bits, inputs of a group), under the names that AutoGPTQ, GPTQModel and AutoAWQ use."""
+    """(bits, inputs of a group), from the keys that AutoGPTQ, GPTQModel and AutoAWQ write."""
     _same(t, "bits", "w_bit")
     _same(t, "group_size", "q_group_size")
     found = "bits" if "bits" in t.data else "w_bit" if "w_bit" in t.data else "bits"
@@ -159,7 +160,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _same(t: Fields, name: str, other: str) -> None:
-    """Raises ValueError where two names of one thing differ."""
+    """Raises ValueError if two keys for the same setting have different values."""
     if name in t.data and other in t.data and t.data[name] != t.data[other]:
         raise t.error(name, f"it contradicts {other}, {t.data[other]!r}")
 

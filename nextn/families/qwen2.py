@@ -12,7 +12,7 @@ MTP = gqa.v3_module("Qwen2ForCausalLMNextN", dense=True)
 
 
 def parse(name: str, f: Fields, generation: Fields | None) -> ModelConfig:
-    """config.json, and generation_config.json's end tokens. name: of the architecture."""
+    """f: config.json. generation: generation_config.json, for its end tokens. name: of the architecture."""
     gqa.full_attention_only(f)
     f.only("attention_bias", True)
     common = basics(name, f, generation, positions=32768)

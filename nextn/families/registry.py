@@ -1,4 +1,5 @@
-"""Which families nextn serves, by the architecture's name in config.json. Each is a file of this folder."""
+"""The families that nextn serves, by the architecture's name in config.json. Each has a file in this
+folder."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ MODEL_TYPES: dict[str, str] = {  # for a config without `architectures`
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-TYPE_DECIDES = ("joyai_llm_flash",)  # model types whose configs have another family's name in `architectures`
+TYPE_DECIDES = ("joyai_llm_flash",)  # model types with another family's name in `architectures`
 
 
 def architecture(config: Mapping[str, Any], source: str = "config.json") -> str:
-    """The supported architecture that a config.json names, in `architectures` or else by `model_type`.
+    """The supported architecture of a config.json, from `architectures` or, if that is absent, `model_type`.
 
-    Raises ValueError naming the architecture and those that are supported.
+    Raises ValueError, which names the architecture and the supported ones.
     """
     named, model_type = config.get("architectures"), config.get("model_type")
     if named:
@@ -56,6 +57,6 @@ def architecture(config: Mapping[str, Any], source: str = "config.json") -> str:
 
 
 def family_of(name: str) -> Any:
-    """The module of a supported architecture's family: `parse` makes a ModelConfig, `NAMES` are its
+    """The Python module of a supported architecture's family: `parse` makes a ModelConfig, `NAMES` are its
     TensorNames, `MTP` is its MTPSpec."""
     return importlib.import_module(FAMILIES[name])

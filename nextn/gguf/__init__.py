@@ -1,12 +1,14 @@
-"""GGUF files (llama.cpp's format): what is in their headers, in the words of a checkpoint folder.
+"""Reads the headers of GGUF files (llama.cpp's format) and presents them as checkpoint folders.
 
-    files     which files these are, and what their models are called
-    header    what a file says of itself: keys with values, tensors
-    parts     a model in several files
-    metadata  keys, typed and checked
-    names     which of its tensors hold what a checkpoint calls by another name; a file an architecture
-    tokenizer tokenizer.json and the chat template
-    folder    all of it as a folder that the rest of nextn reads
+    files         recognises GGUF files, and names their models
+    header        a file's keys with values, and its tensors
+    types         ggml's types of tensors
+    parts         a model in several files
+    metadata      keys, typed and checked
+    names         which rows of a file's tensors a checkpoint's tensor is
+    architectures config.json and names of tensors, one file per architecture
+    tokenizer     tokenizer.json and the chat template; also pretokenizers and sentencepiece
+    folder        all of it as a folder that the rest of nextn reads
 
-The standard library is enough for that; `nextn.models.gguf_reader` reads the weights.
+This needs only the standard library. `nextn.models.gguf_reader` reads the weights.
 """

@@ -1,4 +1,4 @@
-"""What is a GGUF file, and what its model is called. Imports next to nothing: every command asks."""
+"""Recognises GGUF files, and names their models. It imports little, because every command uses it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 MAGIC = b"GGUF"
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-GGUF_FILES = "weights.gguf.json"  # in a folder made from GGUF files: {"files": [their paths]}
+GGUF_FILES = "weights.gguf.json"  # a file in a folder made from GGUF files: {"files": [their paths]}
 
 
 def is_gguf(path: Path) -> bool:
-    """By its name, or by its first bytes."""
+    """Whether this is a GGUF file, by its name or by its first bytes."""
     if not path.is_file():
         return False
     if path.suffix.lower() == ".gguf":
@@ -25,7 +25,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def gguf_name(path: str) -> str | None:
-    """What a model is called after its file; None where it is none by its name.
+    """The model's name, from the name of its file; None if that does not end with .gguf.
 
     >>> gguf_name("/models/GLM-4.7-Flash-Q4_K_M-00001-of-00002.gguf")
     'GLM-4.7-Flash-Q4_K_M'

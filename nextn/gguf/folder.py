@@ -1,9 +1,9 @@
-"""A GGUF file as a checkpoint folder: config.json and the tokenizer, made from the file's keys, and where the
-file lies, from which the weights are read.
+"""Makes a checkpoint folder from a GGUF file: config.json and the tokenizer, from the file's keys, and the
+path of the GGUF file, whose weights are read later.
 
     gguf_folder(Path("DeepSeek-V3-Q4_K_M.gguf"))  ->  ~/.cache/nextn/gguf/DeepSeek-V3-Q4_K_M-1f0c…
 
-The folder takes as much as the tokenizer does. It is made once: another file, or another nextn, has another.
+The folder is about as large as the tokenizer. It is made once for each file and version of nextn.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from nextn.gguf.types import READABLE
 from nextn.user_cache import user_cache
 
 SHOWN = 5
-EDITION = 1  # to be raised where this room makes other files than before from the same GGUF file
+EDITION = 1  # increase it if this package makes different files from the same GGUF file
 
 
 def gguf_folder(path: Path) -> Path:
-    """The folder, made where it is not there yet. Raises CheckpointError for a file that is none, or holds no
-    model that nextn serves; and where no folder can be made."""
+    """The folder of this file; it is made if it does not exist. Raises CheckpointError if this is not a GGUF
+    file, if nextn does not serve its model, or if the folder cannot be written."""
     file = path.absolute()
     root = user_cache() / "gguf"
     folder = root / f"{gguf_name(file.name) or file.name}-{_digest(file)}"
@@ -48,7 +48,7 @@ def gguf_folder(path: Path) -> Path:
             if not folder.is_dir():
                 made.rename(folder)
         except OSError:
-            if not folder.is_dir():  # else another process was first
+            if not folder.is_dir():  # if it exists, another process was first
                 raise
         finally:
             shutil.rmtree(made, ignore_errors=True)
@@ -61,7 +61,8 @@ def gguf_folder(path: Path) -> Path:
 
 
 def _digest(file: Path) -> str:
-    """Of what would make another folder."""
+    """A digest of everything that determines the folder's contents: version, and paths, sizes and times of
+    the files."""
     named = PART.fullmatch(file.name)
     files = sorted(file.parent.glob(f"{_escaped(named[1])}-*-of-{named[3]}.gguf")) if named else [file]
     stats = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
@@ -88,7 +89,7 @@ def _contents(parts: Parts) -> dict[str, Any]:
             f"{meta.path}: {len(unreadable)} tensors are of a type that nextn does not read: "
             f"{', '.join(unreadable[:SHOWN])}{more}; supported are {', '.join(READABLE)}"
         )
-    arch.tensors(meta, tensors)  # raises for what cannot be found in them
+    arch.tensors(meta, tensors)  # raises if the tensors do not fit the architecture
     return {
         "config.json": arch.config(meta, tensors, parts.weights),
         **tokenizer_files(meta),

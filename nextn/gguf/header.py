@@ -1,13 +1,14 @@
-"""The header of a GGUF file, versions 2 and 3, little endian, checked at once.
+"""Reads and checks the header of a GGUF file, versions 2 and 3, little endian.
 
     "GGUF" | version u32 | tensors u64 | keys u64 | keys: name, type u32, value | tensors: name,
-    dimensions u32, each u64 (columns first), type u32, offset u64 | fill up to the alignment | data
+    dimensions u32, each u64 (columns first), type u32, offset u64 | padding to the alignment | data
 
-A string is its length (u64) and UTF-8; an array its values' type (u32), its length (u64) and the values. It
-is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and what is refused here, ggml refuses too.
+A string is its length (u64) and UTF-8. An array is the type of its values (u32), its length (u64) and the
+values. The specification is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. ggml refuses
+everything that is refused here.
 
-Files come from anywhere. So every number is held against the bytes that are there before anything is made
-of it; and what is read is read, not mapped: a file that is cut while it is mapped ends the process.
+Files can come from anywhere. So every number is compared with the bytes that exist before anything is
+allocated for it. The file is read, not mapped: cutting a mapped file short would end the process.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from nextn.gguf.types import TYPES, Type
 
 VERSIONS = (2, 3)
 ALIGNMENT = "general.alignment"
-LARGEST = 1 << 26  # bytes of a header: a vocabulary of 260,000 tokens takes 15 million
-BEGINNING = 1 << 20  # bytes that are read at first
+LARGEST = 1 << 26  # maximum bytes of a header; a vocabulary of 260,000 tokens takes 15 million
+BEGINNING = 1 << 20  # bytes of the first read
 LARGEST_ALIGNMENT = 1 << 20
 MOST_DIMENSIONS = 4
 LARGEST_DIMENSION = 1 << 40
-LONGEST_NAME = 1 << 16  # of a key or a tensor, in bytes; ggml has 64 for tensors
-# By the number of their type: what struct calls them. 7 is bool, 8 string, 9 array.
+LONGEST_NAME = 1 << 16  # maximum bytes of a key or a tensor's name; ggml allows 64 for tensors
+# Type of a value in a file -> its letter in the struct module. 7 is bool, 8 string, 9 array.
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 BOOL, STRING, ARRAY = 7, 8, 9
 
@@ -41,7 +42,7 @@ Value = Scalar | list[int] | list[float] | list[bool] | list[str]
 
 @dataclass(frozen=True)
 class Tensor:
-    """shape: rows first, as torch has it. start, end: bytes of the file."""
+    """A tensor of the file. shape: rows first, as in torch. start, end: offsets of its bytes in the file."""
 
     name: str
     type: Type
@@ -51,7 +52,8 @@ class Tensor:
 
     @property
     def rows(self) -> int:
-        """Of the tensor as a matrix: all but its last axis; of a vector, its values."""
+        """Number of rows of the tensor as a matrix: the product of all axes except the last. For a vector,
+        its number of values."""
         return math.prod(self.shape[:-1]) if len(self.shape) > 1 else self.shape[0]
 
 
@@ -64,7 +66,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Raises CheckpointError naming the file, and the key or the tensor at fault."""
+    """Raises CheckpointError, which names the file, and the key or tensor that is wrong."""
     try:
         with open(path, "rb") as file:
             return _Reader(path, file).header()
@@ -73,7 +75,7 @@ def read_header(path: Path) -> Header:
 
 
 class _Reader:
-    """Goes through a header. `at` says what is being read, for messages."""
+    """Reads a header from beginning to end. at: the part that is being read, for messages."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path, self.file, self.size = path, file, os.fstat(file.fileno()).st_size
@@ -112,7 +114,8 @@ class _Reader:
         return Header(self.path, version, values, self.placed(infos, self.alignment(values)))
 
     def take(self, size: int) -> int:
-        """Where the next bytes begin, in `data`."""
+        """Takes the next `size` bytes; reads them from the file if necessary. Returns where they begin in
+        `data`."""
         begin, end = self.position, self.position + size
         if end > self.limit:
             if end <= self.size:
@@ -126,7 +129,8 @@ class _Reader:
         return begin
 
     def room(self, count: int, least: int, what: str) -> None:
-        """Before anything is made of a count: are there as many bytes?"""
+        """Raises CheckpointError if fewer than count * least bytes follow. Called before anything is
+        allocated for `count` things."""
         left = self.limit - self.position
         if count * least > left:
             limit = f"a header has at most {LARGEST}" if self.size > LARGEST else f"{left} bytes follow"
@@ -164,7 +168,7 @@ class _Reader:
         return self.strings(length)
 
     def strings(self, count: int) -> list[str]:
-        """As `string`, but for the hundreds of thousands of a vocabulary."""
+        """`count` strings, like `string`, but fast enough for the hundreds of thousands of a vocabulary."""
         data, position = self.data, self.position
         found: list[str] = []
         try:
@@ -198,7 +202,7 @@ class _Reader:
         return list(found)
 
     def tensor(self, index: int, count: int) -> Tensor:
-        """With `start` behind the header."""
+        """The next tensor. Its `start` and `end` are relative to the data after the header."""
         self.at = f"tensor {index} of {count}"
         name = self.string(LONGEST_NAME)
         self.at = f"tensor {name!r}"
@@ -227,7 +231,8 @@ class _Reader:
         return int(found)  # type: ignore[arg-type]
 
     def placed(self, infos: list[Tensor], alignment: int) -> dict[str, Tensor]:
-        """By name, in the order of the data, each at its place in the file."""
+        """The tensors by name, in the order of the data, with offsets in the file. Raises CheckpointError if
+        they overlap, are not aligned, occur twice, or end after the file."""
         data = -(-self.position // alignment) * alignment
         tensors: dict[str, Tensor] = {}
         end, before = 0, ""

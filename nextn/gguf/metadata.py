@@ -14,7 +14,8 @@ REQUIRED: Any = object()
 
 
 class Metadata:
-    """`arch` is general.architecture. Keys that begin with a point are the architecture's own."""
+    """The keys of a file. arch: the value of general.architecture. A key that begins with a point is prefixed
+    with it."""
 
     def __init__(self, path: Path, values: Mapping[str, Value]) -> None:
         self.path, self.values = path, values
@@ -36,7 +37,7 @@ class Metadata:
         return value
 
     def number(self, key: str, default: Any = REQUIRED) -> Any:
-        """A float: of an f32 the shortest decimal that stands for it, as 1e-06 where it is 9.99999997e-07."""
+        """A float, or the default. An f32 becomes the shortest decimal: 1e-06, not 9.99999997e-07."""
         value = self._get(key, default)
         if value is default:
             return value
@@ -57,7 +58,7 @@ class Metadata:
         return value
 
     def array(self, key: str, kind: type, default: Any = REQUIRED) -> Any:
-        """A list of values of this type; of float, also ints."""
+        """A list of values of this type, or the default. For float, the values may be ints."""
         value = self._get(key, default)
         if value is default:
             return value
@@ -67,8 +68,8 @@ class Metadata:
         return value
 
     def refuse(self, keys: Mapping[str, Any]) -> None:
-        """Raises CheckpointError for one of these keys with any value but this: it changes what is computed,
-        and nextn does not compute it."""
+        """Raises CheckpointError if one of these keys has another value than the one given here. Such a value
+        changes the computation in a way that nextn does not support."""
         for key, harmless in keys.items():
             if key in self and self._get(key, None) != harmless:
                 raise self.error(key, "nextn does not compute this")
@@ -86,7 +87,8 @@ class Metadata:
 
 
 def shortest(value: float) -> float:
-    """
+    """The shortest decimal with the same f32 value; `value` itself if it is not an f32 number.
+
     >>> shortest(9.999999974752427e-07)
     1e-06
     """

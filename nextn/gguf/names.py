@@ -1,7 +1,7 @@
-"""Which rows of which tensor of a GGUF file a tensor of a checkpoint is.
+"""Maps a checkpoint's tensors to rows of a GGUF file's tensors.
 
-GGUF stacks a layer's experts in one tensor, and llama.cpp wants some rows in another order. Here a tensor of
-the file is a matrix, of all but its last axis and the last.
+GGUF stacks a layer's experts in one tensor, and llama.cpp stores some rows in another order. Here a tensor of
+the file counts as a matrix: its last axis is the columns, all other axes together are the rows.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from nextn.gguf.header import Tensor
 
-MOST = 1 << 20  # names; DeepSeek-V3 has 46,000
+MOST = 1 << 20  # maximum number of names; DeepSeek-V3 has 46,000
 
 
 @dataclass(frozen=True)
 class Rows:
-    """`count` rows of a tensor from `first` on; of a vector, its values. heads: if not 0, the rows of each of
-    so many heads stand in the order of interleaved rotary pairs (see `row_in_file`)."""
+    """`count` rows of a tensor from row `first` on; for a vector, its values. heads: if not 0, the rows of
+    each of this many heads are in the order of interleaved rotary pairs (see `row_in_file`)."""
 
     tensor: str
     first: int
@@ -26,8 +26,8 @@ class Rows:
     heads: int = 0
 
     def row_in_file(self, row: int) -> int:
-        """Of the checkpoint's row, where a head's first half turns with its second, in the file, where row 2i
-        turns with row 2i + 1.
+        """Index in the file of a row of the checkpoint. Rotary pairs are rows i and i + half of a head in the
+        checkpoint, and rows 2i and 2i + 1 in the file.
 
         >>> [Rows("blk.0.attn_q.weight", 0, 12, heads=2).row_in_file(i) for i in range(6)]
         [0, 2, 4, 1, 3, 5]
@@ -42,8 +42,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class KeyValueUp:
-    """DeepSeek's kv_b_proj [heads * (nope + v), rank], from what llama.cpp makes of it: keys, [heads, rank,
-    nope], and values, [heads, v, rank]."""
+    """DeepSeek's kv_b_proj [heads * (nope + v), rank], from the two tensors into which llama.cpp splits it:
+    keys [heads, rank, nope] and values [heads, v, rank]."""
 
     keys: str
     values: str
@@ -59,11 +59,11 @@ def sources(
     experts: int = 0,
     heads: Mapping[str, int] = {},
 ) -> dict[str, Source]:
-    """By the checkpoint's name; what has none there keeps its own.
+    """The sources by the checkpoint's name. A tensor without such a name keeps its own.
 
-    names: the file's names to the checkpoint's, both with {layer}. One with {expert} too stands for the
-    slices of a tensor, so many as `experts`; ONE|OTHER for two of them, one behind the other in each slice.
-    heads: by the file's template, see `Rows`. Raises ValueError for more slices than any model has.
+    names: the file's name -> the checkpoint's name, both with {layer}. If the latter has {expert} too, the
+    tensor consists of `experts` slices, one per expert. ONE|OTHER: each slice has the rows of ONE, then those
+    of OTHER. heads: `Rows.heads` by the file's name. Raises ValueError for more slices than any model has.
     """
     found: dict[str, Source] = {}
     for name, tensor in tensors.items():
@@ -87,7 +87,7 @@ def sources(
 
 
 def _template(name: str, names: Mapping[str, str]) -> tuple[str | None, str]:
-    """(which of the names it is, its layer)."""
+    """(the key of `names` that fits this name, its layer number); None if no key fits."""
     if name in names:
         return name, ""
     layer = re.match(r"blk\.(\d{1,6})\.", name)

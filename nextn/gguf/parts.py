@@ -1,4 +1,4 @@
-"""A model's GGUF files: one, or parts NAME-00001-of-00003.gguf whose tensors belong together."""
+"""Reads the headers of a model's GGUF files: one file, or parts NAME-00001-of-00003.gguf."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from nextn.gguf.files import PART
 from nextn.gguf.header import Header, Tensor, read_header
 from nextn.gguf.metadata import Metadata
 
-MOST_WEIGHTS = 1 << 16  # of a tensor that config.json is made from
+MOST_WEIGHTS = 1 << 16  # maximum number of values in a tensor that config.json is made from
 
 
 @dataclass(frozen=True)
 class Parts:
-    """meta: of the first part, which has all keys. tensors: of all parts, by name."""
+    """All parts of a model. meta: the keys of the first part, which has all of them. tensors: those of all
+    parts, by name."""
 
     headers: Sequence[Header]
     meta: Metadata
@@ -27,7 +28,7 @@ class Parts:
         return next(header for header in self.headers if name in header.tensors)
 
     def weights(self, tensor: Tensor) -> Sequence[float]:
-        """Of a small tensor of f32. Raises CheckpointError for any other."""
+        """The values of a small f32 tensor. Raises CheckpointError if it is large or has another type."""
         path, count = self.part_of(tensor.name).path, (tensor.end - tensor.start) // 4
         if tensor.type.name != "F32" or count > MOST_WEIGHTS:
             raise CheckpointError(
@@ -39,8 +40,8 @@ class Parts:
 
 
 def read_parts(path: Path) -> Parts:
-    """path: of the file, or of any part. Raises CheckpointError naming the file, and the key or the tensor at
-    fault."""
+    """path: the file, or any of the parts. Raises CheckpointError, which names the file, and the key or
+    tensor that is wrong."""
     first = read_header(path)
     count, number = _split(first)
     if count == 1:
@@ -72,7 +73,7 @@ def read_parts(path: Path) -> Parts:
 
 
 def _split(header: Header) -> tuple[int, int]:
-    """(how many parts there are, which one this is, from 0)."""
+    """(number of parts, index of this part, from 0)."""
     count, number = header.values.get("split.count", 1), header.values.get("split.no", 0)
     if type(count) is not int or type(number) is not int or not 0 <= number < max(1, count) <= 99999:
         raise CheckpointError(

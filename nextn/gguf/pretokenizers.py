@@ -1,6 +1,6 @@
-"""How byte-level BPE cuts a text before it merges, by the names of tokenizer.ggml.pre.
+"""How byte-level BPE splits a text before it merges, by the value of tokenizer.ggml.pre.
 
-llama.cpp (src/llama-vocab.cpp) knows the names; the patterns are those of the models' own tokenizer.json.
+The names are from llama.cpp (src/llama-vocab.cpp), the patterns from the tokenizer.json files of the models.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ _IDEOGRAPHS = "[一-龥\u0800-一가-\ud7ff]+"
 
 
 class PreTokenizer(NamedTuple):
-    """splits: patterns, one after another, whose matches become pieces. gpt2: then GPT-2's own pattern.
-    whole: a piece that is a token stays one, whatever the merges say. bos: added unless the file says not."""
+    """splits: patterns that are applied one after another; their matches become pieces. gpt2: GPT-2's pattern
+    is applied after them. whole: a piece that is a token is not merged from smaller ones. bos: whether a BOS
+    token is added if the file does not say."""
 
     splits: tuple[str, ...] = ()
     gpt2: bool = False
@@ -28,7 +29,7 @@ class PreTokenizer(NamedTuple):
     bos: bool = False
 
     def json(self) -> dict[str, Any]:
-        """As tokenizer.json has it."""
+        """The value of `pre_tokenizer` in tokenizer.json."""
         steps: list[dict[str, Any]] = [
             {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
             for each in self.splits

@@ -1,9 +1,9 @@
-"""SentencePiece's BPE from its scores: Llama 2's tokenizer, and Mistral's.
+"""Converts SentencePiece's BPE with scores, the tokenizer of Llama 2 and Mistral, to tokenizer.json.
 
-llama.cpp merges, again and again, the two neighbours whose merged token has the highest score. In
-tokenizer.json merges are a list by rank; so it is all pairs of tokens that make a token, in the order of its
-score, as transformers converts such tokenizers. Characters that are no tokens become their bytes, <0x00> to
-<0xFF>.
+llama.cpp repeatedly merges the two neighbours whose merged token has the highest score. tokenizer.json has a
+list of merges by rank. So the list has all pairs of tokens whose concatenation is a token, in the order of
+that token's score; transformers converts such tokenizers in the same way. Characters that are not tokens
+become bytes, <0x00> to <0xFF>.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from nextn.checkpoint_error import CheckpointError
 from nextn.gguf.metadata import Metadata
 
 SPACE = "▁"
-LONGEST = 128  # characters of a token whose pairs are looked for; real ones have 16, or are runs of spaces
+LONGEST = 128  # a pair's first token has fewer characters; real tokens have 16, or are runs of spaces
 _PLAIN, _UNKNOWN = 1, 2
 
 
 def sentencepiece(meta: Metadata, tokens: list[str], types: list[int]) -> dict[str, Any]:
-    """Parts of tokenizer.json."""
+    """The normalizer, pre_tokenizer, decoder and model of tokenizer.json. Raises CheckpointError if a token
+    has no score."""
     scores = meta.array("tokenizer.ggml.scores", float)
     if len(scores) < len(tokens):
         raise CheckpointError(
@@ -53,7 +54,8 @@ def sentencepiece(meta: Metadata, tokens: list[str], types: list[int]) -> dict[s
 
 
 def merges(tokens: list[str], types: list[int], scores: list[float]) -> list[list[str]]:
-    """
+    """The pairs of plain tokens whose concatenation is a plain token, the highest score first.
+
     >>> merges(["a", "b", "ab", "aba"], [1, 1, 1, 1], [-3.0, -4.0, -1.0, -2.0])
     [['a', 'b'], ['ab', 'a']]
     """

@@ -1,10 +1,10 @@
-"""The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json.
+"""Converts the tokenizer of a GGUF file to tokenizer.json and tokenizer_config.json.
 
     tokens, types    text and kind of each id: plain, control, defined by the user, unused
-    merges           of byte-level BPE (model gpt2), by rank
-    scores           of SentencePiece (model llama): see `nextn.gguf.sentencepiece`
+    merges           for byte-level BPE (model gpt2), by rank
+    scores           for SentencePiece (model llama): see `nextn.gguf.sentencepiece`
 
-Byte-level tokens are spelled as tokenizer.json spells them; so nothing is translated.
+Byte-level tokens have the same spelling in tokenizer.json, so they are copied unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nextn.gguf.sentencepiece import sentencepiece
 
 PLAIN, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 NO_TOKENIZER = ("none", "no_vocab")
-# Control tokens that end an answer, though a file names one of them at most (llama.cpp looks for them too).
+# Control tokens that end an answer. A file names only one of them; llama.cpp looks for these texts too.
 ENDS = {
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
     "<EOT>", "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<|user|>", "<|observation|>",
@@ -26,8 +26,9 @@ ENDS = {
 
 
 def tokenizer_files(meta: Metadata) -> dict[str, dict[str, Any]]:
-    """By name: tokenizer.json, tokenizer_config.json, and generation_config.json with all tokens that end an
-    answer. Raises CheckpointError for what is no such tokenizer."""
+    """The contents of tokenizer.json, tokenizer_config.json, and generation_config.json with all tokens that
+    end an answer, by file name. Raises CheckpointError if the tokenizer is missing, invalid or not
+    supported."""
     kind = meta.string("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         rule = "the file has no tokenizer" if kind in NO_TOKENIZER else "supported are gpt2 and llama"
@@ -35,7 +36,7 @@ def tokenizer_files(meta: Metadata) -> dict[str, dict[str, Any]]:
     tokens = meta.array("tokenizer.ggml.tokens", str)
     types = _types(meta, tokens)
     _no_duplicates(meta, tokens)
-    while types and types[-1] == UNUSED:  # what pads the vocabulary to the model's size
+    while types and types[-1] == UNUSED:  # padding of the vocabulary to the model's size
         types.pop()
     used = tokens[: len(types)]
     special = _special(meta, used)
@@ -93,7 +94,8 @@ def _no_duplicates(meta: Metadata, tokens: list[str]) -> None:
 
 
 def _special(meta: Metadata, tokens: list[str]) -> dict[str, str]:
-    """The texts of the tokens that have a part to play."""
+    """The texts of the special tokens: bos_token, eos_token, unk_token, pad_token, as far as the file has
+    them."""
     names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
     found: dict[str, str] = {}
     for theirs, ours in names.items():
@@ -102,14 +104,15 @@ def _special(meta: Metadata, tokens: list[str]) -> dict[str, str]:
             continue
         if number >= len(tokens):
             if ours in ("unk", "pad"):
-                continue  # nothing here needs them
+                continue  # nextn does not need them
             raise meta.error(f"tokenizer.ggml.{theirs}_token_id", f"there are {len(tokens)} tokens")
         found[f"{ours}_token"] = tokens[number]
     return found
 
 
 def _byte_level(meta: Metadata, tokens: list[str]) -> tuple[dict[str, Any], bool]:
-    """(parts of tokenizer.json, whether texts begin with BOS unless the file says not)."""
+    """(normalizer, pre_tokenizer, decoder and model of tokenizer.json; whether texts begin with BOS if the
+    file does not say)."""
     name = meta.string("tokenizer.ggml.pre", "default")
     if name not in PRE_TOKENIZERS:
         raise meta.error(
@@ -167,7 +170,7 @@ def _ends(meta: Metadata, tokens: list[str], types: list[int]) -> list[int]:
 
 
 def _chat_template(meta: Metadata) -> str | list[dict[str, str]] | None:
-    """One, or several by name."""
+    """The chat template; a list with names if the file has several; None if it has none."""
     key = "tokenizer.chat_template"
     template = meta.string(key, None)
     names = meta.array("tokenizer.chat_templates", str, [])

@@ -1,4 +1,4 @@
-"""ggml's types of tensors: how many bytes a block has, and how many values (ggml.h, ggml-common.h)."""
+"""ggml's types of tensors: the number of values and bytes of a block (ggml.h, ggml-common.h)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 class Type(NamedTuple):
     name: str
-    values: int  # of a block
+    values: int  # per block
     bytes: int
 
 
@@ -24,7 +24,7 @@ TYPES = {
     39: Type("MXFP4", 32, 17), 40: Type("NVFP4", 64, 36), 41: Type("Q1_0", 128, 18),
 }  # fmt: skip
 
-# What nextn reads: plain values, and blocks that it computes from or widens.
+# The types that nextn reads: plain values, and blocks that it computes from or widens.
 PLAIN = ("F32", "F16", "BF16")
 BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 READABLE = (*PLAIN, *BLOCKS)

@@ -1,1 +1,1 @@
-"""Grammar libraries behind one interface: constraints in, `nextn.constraint.Grammar` out."""
+"""Grammar libraries behind one interface: they compile a constraint into `nextn.constraint.Grammar`."""

@@ -1,4 +1,4 @@
-"""A grammar that begins after a token: what comes before, such as a model's reasoning, is free."""
+"""A grammar that begins after a given token. The text before it, such as a model's reasoning, is free."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class CompiledAfter:
 
 
 class _After:
-    """A grammar after a token, before which the text may not end. It counts the tokens taken: `free` up to
-    and with that token, then `inside`."""
+    """A grammar that begins after `token`. The text may not end before that token. Counts the tokens taken:
+    `free` up to and including `token`, `inside` after it."""
 
     def __init__(self, grammar: Grammar, token: int, vocabulary: Vocabulary) -> None:
         self.grammar, self.token, self.vocabulary = grammar, token, vocabulary

@@ -1,8 +1,8 @@
-"""Constraints whose texts are followed in a process of their own.
+"""Constraints whose texts are followed in a separate process.
 
-A grammar that a client wrote can make a library work without end over a single token, whatever limits the
-library has. So each such constraint has a process, which is killed when an answer takes too long. Its texts
-end, and nobody else's. A question and its answer take 0.1 ms.
+A grammar that a client wrote can make a library compute forever over a single token, whatever limits the
+library has. So each such constraint has its own process, which is killed if an answer takes too long. Then
+the texts of this constraint end, and no others. A question and its answer take 0.1 ms.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-KINDS = ("ebnf", "lark")  # where the client's text is a grammar; the others' grammars are the library's own
-AT_ONCE = 256  # tokens of a question; a text that is resumed has thousands
-PROCESS = 6 * MIB  # bytes that a process takes, apart from what it shares with others
+KINDS = ("ebnf", "lark")  # here the client writes a grammar; for other kinds the library makes it
+AT_ONCE = 256  # tokens in one question; a text that is resumed has thousands
+PROCESS = 6 * MIB  # memory of one process in bytes, without what it shares with others
 
 
 class _Answer(NamedTuple):
@@ -42,21 +42,22 @@ class _Answer(NamedTuple):
 
 
 class Apart:
-    """A `CompiledGrammar`. held: a weak reference to what counts its memory and time."""
+    """A `CompiledGrammar` in another process. held: a weak reference to the object that counts its memory and
+    time."""
 
     def __init__(
         self, link: socket.socket, backend: str, vocabulary: Vocabulary, kind: str, prepared: str,
         memory: Memory,
     ) -> None:  # fmt: skip
-        """link: to a child of `worker`. prepared: what passed its trial. Raises ValueError if it does not
-        compile after all."""
+        """link: to a child of `worker`. prepared: the text that passed the trial. Raises ValueError if the
+        child does not compile it in time."""
         self.vocabulary = vocabulary
         self.failure: str | None = None
         self.held: Callable[[], Held | None] = lambda: None
         self._pid = os.getpid()
         self._made = backend, vocabulary, kind, prepared
         self._link, self._memory, self._numbers = link, memory, itertools.count()
-        weakref.finalize(self, link.close)  # which ends the process
+        weakref.finalize(self, link.close)  # closing the link ends the process
         link.settimeout(memory.limits.seconds)
         try:
             link.sendall(json.dumps({"follow": True, "kind": kind, "text": prepared}).encode() + b"\n")
@@ -66,7 +67,7 @@ class Apart:
             raise ValueError(f"{kind}: {memory.limits.too_slow}") from None
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Another process follows its texts itself, without this protection."""
+        """A copy in another process follows its texts there, without this protection."""
         backend, *rest = self._made
         return compiled_again, (backend_class(backend), *rest)
 
@@ -87,7 +88,7 @@ class Apart:
                 self._memory.stalled(time.monotonic() - began)
             except OSError:
                 self._fail("the process that follows its texts has ended; it may have grown too large")
-            except BaseException:  # as by Ctrl-C: the answer is still to come, and no question has it
+            except BaseException:  # e.g. Ctrl-C: a later question would get this answer
                 self._fail("it was interrupted")
                 raise
             else:
@@ -101,13 +102,13 @@ class Apart:
         return _Answer(0, False, self.failure, b"")
 
     def forget(self, number: int) -> None:
-        if os.getpid() != self._pid:  # a copy, made by a fork
+        if os.getpid() != self._pid:  # this is a copy, made by a fork
             return
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             self._link.sendall(QUESTION.pack(number, 0, GONE))
 
     def _read(self, count: int) -> bytes:
-        """Raises OSError where the other end is closed, and TimeoutError."""
+        """Raises OSError if the other end is closed, and TimeoutError."""
         parts = bytearray()
         while len(parts) < count:
             part = self._link.recv(count - len(parts))
@@ -122,7 +123,7 @@ class Apart:
 
 
 class _Text:
-    """A `Grammar`. Asks for what it does not know; after tokens are taken back it knows nothing."""
+    """A `Grammar` that asks the process. It keeps the last answer, until a rollback."""
 
     def __init__(self, apart: Apart, number: int) -> None:
         self.apart, self.number = apart, number

@@ -1,4 +1,4 @@
-"""The grammar libraries there are, by their names in --grammar-backend."""
+"""The available grammar libraries, by their names in --grammar-backend."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def make_backend(name: str, vocabulary: Vocabulary) -> Backend:
 
 
 def check_backend(name: str) -> None:
-    """Raises ValueError where the library is not installed."""
+    """Raises ValueError if the library is not installed."""
     if name in PACKAGES and importlib.util.find_spec(name) is None:
         raise ValueError(f"--grammar-backend {name}: it is not installed; pip install '{PACKAGES[name]}'")

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from nextn.constraint import CompiledGrammar, Constraint
 
-# Between the parts of JSON, as a regular expression: nothing, a space, or a line break and indentation. Weak
-# models fill an answer with whitespace if they may.
+# Whitespace between the parts of JSON, as a regular expression: nothing, a space, or a line break and
+# indentation. Weak models would fill an answer with whitespace if they could.
 MOST_INDENTATION = 16
 JSON_WHITESPACE = rf"( |\n[ \t]{{0,{MOST_INDENTATION}}})?"
 # llguidance reads this key of a schema, which bounds the whitespace in a Lark grammar too.
@@ -20,21 +20,21 @@ BOUNDED = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """folder: the checkpoint's, with tokenizer.json. size: the model's, which may have more rows than the
-    tokenizer has tokens."""
+    """folder: of the checkpoint; it contains tokenizer.json. size: the model's; it may exceed the tokenizer's
+    number of tokens."""
 
     folder: Path
     size: int
     eos_ids: Sequence[int]
-    any_whitespace: bool = False  # between the parts of JSON; else JSON_WHITESPACE
+    any_whitespace: bool = False  # any between the parts of JSON; otherwise JSON_WHITESPACE
 
 
 class Backend(Protocol):
-    """One library. Thread-safe."""
+    """One grammar library. Thread-safe."""
 
     def prepare(self, constraint: Constraint) -> str:
-        """Returns the input of `compile`. All work in Python is done here, as it blocks other threads. Raises
-        ValueError for an invalid or unsupported constraint."""
+        """Returns the input of `compile`. All work in Python belongs here, because it blocks other threads.
+        Raises ValueError for an invalid or unsupported constraint."""
 
     def compile(self, kind: str, prepared: str) -> CompiledGrammar:
         """kind: the constraint's. Raises ValueError for an invalid or unsupported constraint."""
@@ -43,7 +43,7 @@ class Backend(Protocol):
 def compiled_again(
     make: Callable[[Vocabulary], Backend], vocabulary: Vocabulary, kind: str, prepared: str
 ) -> CompiledGrammar:
-    """What another process compiled."""
+    """Compiles again what another process compiled."""
     return _backend(make, vocabulary).compile(kind, prepared)
 
 

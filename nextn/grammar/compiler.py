@@ -1,7 +1,7 @@
-"""Compiles constraints beside the engine's loop, each once, and keeps them while there is room.
+"""Compiles each constraint once, outside the engine's loop, and keeps it while there is room.
 
-A client's constraint is tried in another process first (`workers`): it may crash a library, run for ever or
-fill the memory. One that passed does none of that, and is compiled here, in a thread.
+A client's constraint is first tried in another process (`workers`), because it may crash the library, run
+forever or fill the memory. A constraint that passes is safe, and a thread of this process compiles it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from nextn.tokenizer import folder
 log = logging.getLogger("nextn.grammar")
 
 HERE = Source()
-OVER: Future[Tried] = Future()  # of trials whose outcome is known
+OVER: Future[Tried] = Future()  # stands for a trial that has ended
 OVER.set_result(Tried("", 0))
 
 
 class Waiting:
-    """A request's wait for a constraint that is being compiled; others may wait for the same one."""
+    """A request that waits for a constraint to be compiled. Several requests may wait for the same
+    constraint."""
 
     def __init__(self, compiling: _Compiling) -> None:
         self._compiling = compiling
@@ -42,7 +43,7 @@ class Waiting:
         return self._compiling.made.done()
 
     def result(self) -> CompiledGrammar:
-        """Returns the constraint. Raises ValueError if it is invalid or no text could match it, Busy if there
+        """Waits for the constraint. Raises ValueError if it is invalid or no text can match it, Busy if there
         is no room."""
         return self._compiling.made.result()
 
@@ -51,7 +52,7 @@ class Waiting:
         return self._compiling.made.exception()
 
     def drop(self) -> None:
-        """Gives up this wait. When nobody waits any more, the work ends."""
+        """Ends this wait. If no other request waits for the constraint, its trial is cancelled."""
         self._compiling.waiters -= 1
         if self._compiling.waiters == 0:
             self._compiling.tried.cancel()
@@ -65,7 +66,7 @@ class _Compiling:
 
 
 class GrammarCompiler:
-    """One thread submits and drops."""
+    """All calls of `submit` and of `Waiting.drop` must come from one thread."""
 
     def __init__(self, config: EngineConfig, vocab_size: int, eos_ids: frozenset[int]) -> None:
         self.name = config.grammar_backend
@@ -83,7 +84,7 @@ class GrammarCompiler:
         weakref.finalize(self, self.workers.close)
         self._threads = ThreadPoolExecutor(AT_ONCE, "grammar")
         self._compiling: dict[Constraint, _Compiling] = {}
-        self._changing = threading.Lock()  # held by whoever changes `_compiling`
+        self._changing = threading.Lock()  # held while `_compiling` changes
         self._loading = threading.Lock()
         self._loaded: Backend | None = None
         self._token_ids: dict[str, int | None] = {}
@@ -125,7 +126,7 @@ class GrammarCompiler:
         asked = {"kind": constraint.kind, "text": constraint.text}
         compiling = _Compiling(self.workers.submit(asked, source))
         if self._loaded is None and constraint.kind not in APART:
-            self._submit(self._backend)  # meanwhile
+            self._submit(self._backend)  # loads the library during the trial
         with self._changing:
             self._compiling[constraint] = compiling
 
@@ -133,7 +134,7 @@ class GrammarCompiler:
         return compiling
 
     def _go_on(self, constraint: Constraint, compiling: _Compiling) -> None:
-        """Continues after the trial, or without one if none is needed."""
+        """Called when the trial has ended or was cancelled."""
         if compiling.tried.cancelled():
             self._ended(constraint, compiling, ValueError("nobody waits for it"))
         elif (error := compiling.tried.exception()) is not None:
@@ -144,7 +145,7 @@ class GrammarCompiler:
             self._submit(self._make, constraint, compiling)
 
     def _submit(self, *call: Any) -> None:
-        with stack_of_threads(COMPILE_STACK):  # the pool may start one
+        with stack_of_threads(COMPILE_STACK):  # the pool may start a thread
             self._threads.submit(*call)
 
     def _make(self, constraint: Constraint, compiling: _Compiling) -> None:
@@ -168,7 +169,7 @@ class GrammarCompiler:
             log.error("no process for %s: %s", constraint.kind, e)
             why = "there is no process to follow its texts; see the server's log"
             self._ended(constraint, compiling, ValueError(f"{constraint.kind}: {why}"))
-        except BaseException as e:  # Rust's panics are no Exception; a request's grammar ends nobody else
+        except BaseException as e:  # Rust's panics are not Exceptions; no grammar may end the engine
             log.exception("%s failed on %s", self.name, constraint)
             error = ValueError(f"{constraint.kind}: {self.name} failed on it: {e}")
             self._ended(constraint, compiling, error)
@@ -180,10 +181,10 @@ class GrammarCompiler:
             if self._compiling.get(constraint) is compiling:
                 del self._compiling[constraint]
         if isinstance(how, ValueError):
-            compiling.made.set_exception(how.with_traceback(None))  # whose frames would keep what they had
+            compiling.made.set_exception(how.with_traceback(None))  # frames would keep objects alive
         else:
             compiling.made.set_result(how)
-        compiling.tried = OVER  # which knew of it in turn: only the garbage collector would end both
+        compiling.tried = OVER  # breaks a cycle, so that both are freed without the garbage collector
 
     def _backend(self) -> Backend:
         with self._loading:
@@ -196,7 +197,7 @@ class GrammarCompiler:
         token = self._token_id(constraint.after)
         if token is None:
             raise ValueError(f"{constraint.kind}: there is no token {constraint.after!r} to begin after")
-        from nextn.grammar.after import CompiledAfter  # numpy, which the HTTP process does without
+        from nextn.grammar.after import CompiledAfter  # needs numpy; the HTTP process does not
 
         return CompiledAfter(compiled, token, self.vocabulary)
 

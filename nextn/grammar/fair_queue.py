@@ -1,4 +1,5 @@
-"""A queue that is fair to clients: round robin over hosts, and over the connections of each. Pure."""
+"""A queue that is fair to clients: round robin over hosts, and over the connections of each host. Without
+threads or I/O."""
 
 from __future__ import annotations
 
@@ -8,17 +9,17 @@ from typing import Generic, TypeVar
 
 from nextn.grammar.limits import Busy
 
-PER_SOURCE = 64  # items of one connection that may wait; a batch may have as many constraints
+PER_SOURCE = 64  # items of one connection that may wait; a batch may have this many constraints
 PER_ALL = 1024
-BYTES_PER_SOURCE, BYTES_PER_ALL = 2**24, 2**26  # of their texts
+BYTES_PER_SOURCE, BYTES_PER_ALL = 2**24, 2**26  # bytes of texts in the queue
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a job comes from. host: the client's; connection: one of its connections; "": this process
-    itself."""
+    """The origin of a job. host: the client's host; connection: one of its connections. Both are "" for this
+    process itself."""
 
     host: str = ""
     connection: str = ""
@@ -39,16 +40,16 @@ class FairQueue(Generic[Item]):
         return self._count
 
     def waits(self, source: Source) -> bool:
-        """Does a job of this source wait?"""
+        """Whether a job of this source waits."""
         return source.connection in self._hosts.get(source.host, ())
 
     def others_wait(self, source: Source) -> bool:
-        """Does a job of another source wait?"""
+        """Whether a job of another source waits."""
         return sum(map(len, self._hosts.values())) > self.waits(source)
 
     def put(self, source: Source, item: Item, size: int) -> list[Item]:
-        """Adds a job. If there is no room, the last jobs of the source with most waiting are removed and
-        returned. Raises Busy if that is this source."""
+        """Adds a job. If there is no room, removes and returns the last jobs of the source with the most
+        jobs. Raises Busy if the new job would be removed."""
         connections = self._hosts.setdefault(source.host, OrderedDict())
         line = connections.setdefault(source.connection, deque())
         if len(line) >= PER_SOURCE or (line and sum(n for _, n in line) + size > BYTES_PER_SOURCE):

@@ -1,7 +1,7 @@
-"""Follows the texts of one constraint in a process of its own, for `nextn.grammar.apart`: the other end.
+"""Follows the texts of one constraint in its own process. This is the other end of `nextn.grammar.apart`.
 
-A question is the number of a text, how many of its tokens stay, and the tokens that come after these. The
-answer is how many of them may follow, and which tokens may follow then.
+A question has the number of a text, how many of its tokens are still valid, and the tokens after these. The
+answer says how many of the new tokens the grammar took, and which tokens may follow.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from nextn.grammar.limits import Limits, resident, statm
 if TYPE_CHECKING:
     import socket
 
-# What comes first, and an answer. Both are longer than the parent's report that the process has ended, which
-# comes on the same link and must not be taken for one of them.
+# The first message, and an answer. Both are longer than the parent's report that the process has ended. That
+# report comes on the same link and must not be taken for one of them.
 PID = struct.Struct("<I28x")
-# Tokens taken, ACCEPTING | FAILED, bytes of growth, CPU seconds, bytes that follow.
+# Tokens taken, ACCEPTING | FAILED, memory growth in bytes, CPU seconds, number of bytes that follow.
 ANSWER = struct.Struct("<IBqdI7x")
-QUESTION = struct.Struct("<IIi")  # text, tokens that stay, tokens to come; GONE: the text has ended
+QUESTION = struct.Struct("<IIi")  # text, valid tokens, new tokens; GONE: the text has ended
 GONE = -1
-ACCEPTING, FAILED = 1, 2  # FAILED: what follows is the reason; else the mask, a bit for each token
+ACCEPTING, FAILED = 1, 2  # FAILED: the reason follows; otherwise the mask, one bit per token
 
 
 def follow(link: socket.socket, asked: BinaryIO, compiled: CompiledGrammar, limits: Limits) -> NoReturn:
-    """Answers until the process is killed, or grows by more than one constraint may."""
+    """Answers questions until the process is killed, or its memory grows by more than one constraint may
+    use."""
     data = statm(5)
     if data:
         process.setrlimit(process.RLIMIT_DATA, (data + limits.one, data + limits.one))
@@ -58,8 +59,8 @@ class _Text:
         self.grammar, self.count = grammar, 0
 
     def go(self, stay: int, tokens: Sequence[int]) -> tuple[int, bool, bytes, str | None]:
-        """Returns the tokens taken, whether the text may end there, what may follow, and why nothing may."""
-        import numpy as np  # which the process has by now
+        """Returns (tokens taken, whether the text may end there, mask as bits, error or None)."""
+        import numpy as np  # loaded with the library
 
         try:
             assert stay <= self.count, "a question about a text that began elsewhere"
@@ -71,5 +72,5 @@ class _Text:
             return taken, self.grammar.accepting, bits, self.grammar.failure
         except MemoryError:
             raise
-        except BaseException as e:  # Rust's panics are no Exception; other texts go on
+        except BaseException as e:  # Rust's panics are not Exceptions; other texts continue
             return 0, False, b"", f"the grammar's library failed: {type(e).__name__}: {e}"

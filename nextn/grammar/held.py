@@ -1,7 +1,7 @@
-"""Compiled constraints and the memory they take, since their trial and now.
+"""Compiled constraints, the memory that they use, and the limits on it.
 
-A library works lazily: what it learns about a constraint while texts follow it stays, for all texts of that
-constraint. So each constraint is watched while it is used, and all of them together have a bound.
+A library works lazily: what it computes about a constraint while texts follow it stays in memory, for all
+texts of that constraint. So each constraint is measured while it is used, and all together have a limit.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-LEAST = 25600  # bytes of one that is too small for its growth to be seen; measured with 27,000 of them
+LEAST = 25600  # bytes counted for a constraint too small to measure; from a test with 27,000 of them
 
 
 class Held:
-    """One compiled constraint; a `CompiledGrammar`. `failure`: it exceeded a limit, and none of its texts can
-    continue."""
+    """One compiled constraint, a `CompiledGrammar`. failure: set if it exceeded a limit; then none of its
+    texts can continue."""
 
     def __init__(
         self, constraint: Constraint, compiled: CompiledGrammar, size: int, memory: Memory, process: int = 0
     ) -> None:
-        """process: bytes of the process that follows its texts, if one does; they come to `size`."""
+        """process: bytes of the process that follows its texts, 0 if there is none. They are added to
+        `size`."""
         self.constraint, self.compiled, self.memory = constraint, compiled, memory
         self.bytes, self.process = size + process, process
-        self.unseen = 0  # bytes of growth since `memory` last looked
-        self.seconds = 0.0  # of masks that took long
+        self.unseen = 0  # bytes of growth not yet reported to `memory`
+        self.seconds = 0.0  # CPU seconds of slow masks so far
         self.failure: str | None = None
         self.users: weakref.WeakSet[_Watched] = weakref.WeakSet()
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Another process holds it, and watches it, as this one does."""
+        """A copy in another process counts its memory and time there in the same way."""
         return _held_again, (self.constraint, self.compiled, self.bytes, self.memory.limits)
 
     def begin(self) -> Grammar:
@@ -76,7 +77,7 @@ class Held:
 
 
 class _Watched:
-    """A grammar in use, with its time and memory measured."""
+    """A grammar in use. Measures its time and memory."""
 
     def __init__(self, grammar: Grammar, held: Held) -> None:
         self.grammar, self.held = grammar, held
@@ -131,8 +132,8 @@ class Memory:
         self._lock = threading.RLock()
         self._kept: dict[Constraint, Held] = {}
         self._all: weakref.WeakSet[Held] = weakref.WeakSet()
-        self.bytes = 0  # of those in `_all`, and of those just freed
-        self._stalls, self._stalled = 0.0, time.monotonic()  # seconds, and when that was
+        self.bytes = 0  # of all in `_all`, and of some that are being freed
+        self._stalls, self._stalled = 0.0, time.monotonic()  # seconds, and the time of the last stall
 
     def get(self, constraint: Constraint) -> Held | None:
         with self._lock:
@@ -151,14 +152,14 @@ class Memory:
         return self._held(Held(constraint, compiled, size, self, process), refuse=True)
 
     def taken(self, constraint: Constraint, compiled: CompiledGrammar, size: int) -> Held:
-        """Keeps what another process has judged. size: as it has counted it."""
+        """Keeps a constraint that another process has accepted. size: bytes, as counted there."""
         return self._held(Held(constraint, compiled, size, self), refuse=False)
 
     def _held(self, held: Held, refuse: bool) -> Held:
         constraint = held.constraint
         with self._lock:
             self._make_room(held.bytes)
-            self.bytes += held.bytes  # which `freed` takes off, whatever comes
+            self.bytes += held.bytes  # `freed` subtracts them in every case
             if refuse and self.bytes > self.limits.memory:
                 raise Busy(
                     f"{constraint.kind}: the constraints in use take all of --grammar-memory-mb "
@@ -169,16 +170,17 @@ class Memory:
         return held
 
     def stalled(self, seconds: float) -> None:
-        """Everybody waited so long for one constraint."""
+        """All requests waited this long for one constraint."""
         with self._lock:
             self._stalls, self._stalled = self._not_forgiven() + seconds, time.monotonic()
 
     def patience(self, seconds: float) -> float:
-        """How long one may hold up everybody: so many seconds, or less after others did."""
+        """How long one constraint may delay all requests: `seconds`, or less after recent stalls."""
         return max(LEAST_PATIENCE, seconds - self._not_forgiven())
 
     def check_patience(self, kind: str) -> None:
-        """Raises Busy if everybody waited too long lately to take another one that may be endless."""
+        """Raises Busy if all requests waited too long lately to accept another constraint that may never
+        end."""
         if self._not_forgiven() > LONGEST_MASK:
             raise Busy(f"{kind}: constraints of this kind took the server too long; try again later")
 
@@ -199,7 +201,7 @@ class Memory:
                 held.failure = f"with these texts {self.limits.too_large}"
             self._make_room(0)
             sound = [each for each in self._all if each.failure is None]
-            if sum(each.bytes for each in sound) > self.limits.memory:  # the others are about to end
+            if sum(each.bytes for each in sound) > self.limits.memory:  # the others end soon
                 largest = max(sound, key=lambda each: each.bytes)
                 largest.failure = (
                     "the constraints in use take more than --grammar-memory-mb "
@@ -217,4 +219,4 @@ class Memory:
                 del self._kept[constraint]
 
 
-_MEMORIES: dict[Limits, Memory] = {}  # of constraints that came from another process
+_MEMORIES: dict[Limits, Memory] = {}  # for constraints that came from another process

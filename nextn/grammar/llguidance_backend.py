@@ -1,6 +1,7 @@
-"""Constraints by llguidance (MIT, Rust): regular expressions by derivatives, the rest by Earley's parser.
+"""Constraints by llguidance (MIT, Rust): regular expressions by derivatives, the rest by an Earley parser.
 
-Its matcher never raises: after an error it stays in an error state. So it only gets tokens that it allows.
+Its matcher never raises: after an error it stays in an error state. So it must only get tokens that it
+allows.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from nextn.grammar.base import BOUNDED, Vocabulary, compiled_again
 from nextn.tokenizer import folder
 
 ANY = {"x-guidance": {"whitespace_flexible": True}}
-NO_WAY = "NoExtension"  # an error too: no token can follow
-# Of one mask: at most 50 ms and 40 MiB, where the library's own limits allow four times as much. Of all of a
-# constraint's texts, which share what was worked out: 100 MB.
+NO_WAY = "NoExtension"  # the library's error for "no token can follow"
+# One mask takes at most 50 ms and 40 MiB; the library's own limits allow four times as much. All texts of a
+# constraint share one cache, which takes at most 100 MB.
 LIMITS = LLParserLimits(step_lexer_fuel=50_000, max_lexer_states=50_000, verbose_errors=False)
 
 
@@ -53,7 +54,7 @@ class LLGuidance:
             raise ValueError(f"{kind}: {e or 'it is nested too deeply'}") from e
 
     def _structural_tag(self, text: str) -> str:
-        """Free text in which a schema follows each trigger, from SGLang's `structural_tag`."""
+        """Converts SGLang's `structural_tag`: free text, in which a schema follows each trigger."""
         tag = json.loads(text)
         tags = []
         for each in tag["structures"]:
@@ -88,7 +89,7 @@ class _Grammar:
 
     def mask(self) -> NDArray[np.bool_]:
         bits = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint8)
-        if self.matcher.is_error():  # it came to one of its limits
+        if self.matcher.is_error():  # it reached one of its limits
             return np.zeros(self.vocabulary.size, dtype=np.bool_)
         found = np.unpackbits(bits, count=self.vocabulary.size, bitorder="little").view(np.bool_)
         found[list(self.vocabulary.eos_ids)] = False

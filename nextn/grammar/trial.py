@@ -1,5 +1,5 @@
-"""What a worker's child tries: it compiles a constraint and follows it for some tokens, or compiles a stop
-regex. The functions and their library are loaded before any input of a client arrives."""
+"""The trials that a worker's child runs: compiles a constraint and follows it for some tokens, or compiles a
+stop regex. These functions and their library are loaded before any client's input arrives."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-WALK = 6  # tokens; where a library works lazily, most of it is done by the first mask
+WALK = 6  # tokens; a lazy library does most of its work for the first mask
 WARM = Constraint("json_schema", '{"type": "object", "properties": {"a": {"type": "string"}}}')
 
 
 def options(backend: str, vocabulary: Vocabulary) -> dict[str, Any]:
-    """The options of `constraints`, as JSON."""
+    """Makes the options of `constraints`, as JSON types."""
     return {
         "backend": backend,
         "folder": str(vocabulary.folder),
@@ -35,7 +35,7 @@ def options(backend: str, vocabulary: Vocabulary) -> dict[str, Any]:
 
 def constraints(options: Mapping[str, Any]) -> Try:
     """Makes the trial of constraints. A job's answer is the constraint as the backend prepares it. An empty
-    job warms up; one to "follow" what passed is only compiled."""
+    job warms up. A job with "follow" has passed its trial, and is only compiled."""
     backend = make_backend(
         options["backend"],
         Vocabulary(Path(options["folder"]), options["size"], options["eos_ids"], options["any_whitespace"]),

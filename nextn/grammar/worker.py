@@ -1,12 +1,12 @@
-"""Processes that try what clients wrote, and may die of it.
+"""Processes that try clients' input. They may crash on it without harm.
 
-`nextn.grammar.workers` starts a parent, which loads a library once and never reads a client's input. It forks
-children, which have the library and limits that the kernel enforces. A child that dies is replaced in a few
-milliseconds, however long loading takes.
+`nextn.grammar.workers` starts a parent, which loads a library once and never reads a client's input. The
+parent forks children, which have the library, and limits that the kernel enforces. A child that dies is
+replaced within a few milliseconds, even if the library loads slowly.
 
-The control socket brings one end of a socket pair for each child that is wanted. The child takes jobs from
-it, one after the other; the parent reports how it ended. When the other end is closed, the child is killed.
-When the control socket is closed, all of them are, and the parent ends.
+For each child, the control socket brings one end of a socket pair. The child takes jobs from it, one after
+the other, and the parent reports how the child ended. When the other end is closed, the parent kills the
+child. When the control socket is closed, the parent kills all children and ends.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ if TYPE_CHECKING:
     from nextn.constraint import CompiledGrammar
 
 PR_SET_PDEATHSIG = 1
-# A child that is busy for so long goes on behind all others; not far, as it must end on a busy machine, too.
+# After LONG_SECONDS on a job, a child continues at a lower priority. It is not much lower, because the child
+# must also finish on a busy machine.
 LONG_SECONDS, NICE = 0.05, 5
-SWOLLEN = 32 * MIB  # a child that has grown by as much has had its last job
-SEEN = MIB // 4  # growth that is worth a closer look
-# Of a job: what is to be sent back, and what must live while its memory is counted.
+SWOLLEN = 32 * MIB  # a child whose memory grew this much gets no further job
+SEEN = MIB // 4  # growth from which on memory is trimmed before it is measured
+# Does a job: returns the text of the answer, and an object that stays alive while its memory is measured.
 Try = Callable[[Mapping[str, Any]], tuple[str, object]]
 
 
 def main(control: int, factory: str, options: Mapping[str, Any], limits: Limits) -> NoReturn:
     """factory: "module:function"; called with the options, it makes a `Try`."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they are the server's, which ends this process
+    for number in (signal.SIGINT, signal.SIGTERM):  # they are meant for the server, which ends this process
         signal.signal(number, signal.SIG_IGN)
     module, _, name = factory.partition(":")
     attempt: Try = getattr(importlib.import_module(module), name)(options)
@@ -53,7 +54,7 @@ def main(control: int, factory: str, options: Mapping[str, Any], limits: Limits)
 class Parent:
     def __init__(self, control: socket.socket, attempt: Try, limits: Limits) -> None:
         self.control, self.attempt, self.limits = control, attempt, limits
-        self.children: dict[int, tuple[int, socket.socket]] = {}  # file number -> pid, the child's end
+        self.children: dict[int, tuple[int, socket.socket]] = {}  # file number -> (pid, the child's end)
 
     def run(self) -> NoReturn:
         ended, wake = socket.socketpair()
@@ -79,14 +80,14 @@ class Parent:
                         link.close()
                         continue
                     self.children[link.fileno()] = pid, link
-                    poll.register(link, 0)  # whether the other end is closed
+                    poll.register(link, 0)  # only reports that the other end is closed
                 elif number == ended.fileno():
                     ended.recv(4096)
                 elif number in self.children:
                     os.kill(self.children[number][0], signal.SIGKILL)
                     poll.unregister(number)
             for number in [number for number in self.children if self._has_ended(number)]:
-                with contextlib.suppress(KeyError):  # it was killed
+                with contextlib.suppress(KeyError):  # it was killed and is unregistered already
                     poll.unregister(number)
                 self.children.pop(number)[1].close()
 
@@ -108,7 +109,7 @@ class Parent:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             code = os.waitstatus_to_exitcode(status)
-            with contextlib.suppress(OSError):  # nobody listens
+            with contextlib.suppress(OSError):  # the other end is closed
                 link.send(json.dumps({"code": code}).encode() + b"\n", socket.MSG_DONTWAIT)
         return bool(ended)
 
@@ -124,12 +125,12 @@ class Child:
         self.nice = False
 
     def run(self) -> NoReturn:
-        """Serves jobs; each is a line of JSON. The answer is an empty line at once, from which the time runs;
-        then a line of JSON with {"error"} or {"bytes", "length"}, and "last" on the last one; then the text
-        of that length. With "follow" the job is to compile what passed its trial, and to follow its texts:
-        the process's number when that can begin, and no other job."""
+        """Serves jobs. Each job is a line of JSON. The answer begins with an empty line at once, from which
+        the time limit runs. Then follows a line of JSON, {"error"} or {"bytes", "length"}, with "last" if the
+        child takes no further job; then the text of that length. A job with "follow" has passed its trial:
+        the child compiles it, answers with its process id, and follows its texts. It gets no other job."""
         self._restrict()
-        self._try({})  # to touch the memory that was the parent's
+        self._try({})  # touch memory shared with the parent, so that the copies are not counted as growth
         before = resident()
         with self.link.makefile("rb") as jobs:
             for line in jobs:
@@ -162,7 +163,7 @@ class Child:
                 trim()
             data = text.encode()
             return {"bytes": max(0, resident() - before), "length": len(data)}, data
-        except BaseException as e:  # Rust's panics are no Exception
+        except BaseException as e:  # Rust's panics are not Exceptions
             if isinstance(e, MemoryError) or "std::bad_alloc" in str(e):
                 return {"error": self.limits.too_large_to_compile}, b""
             if isinstance(e, ValueError):
@@ -170,7 +171,8 @@ class Child:
             return {"error": f"the library failed on it: {e}"}, b""
 
     def _restrict(self) -> None:
-        """Closes stderr, among other things: clients could write there."""
+        """Sets limits, and closes stdin, stdout and stderr: a client's input could make a library write
+        there."""
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         null = os.open(os.devnull, os.O_RDWR)
@@ -183,8 +185,8 @@ class Child:
             resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
     def _make_way(self) -> None:
-        self.nice = True  # for good: only root may take it back
-        os.setpriority(os.PRIO_PROCESS, os.getpid(), NICE)  # of the main thread
+        self.nice = True  # permanent: only root could raise the priority again
+        os.setpriority(os.PRIO_PROCESS, os.getpid(), NICE)  # the main thread's
 
     def _limit_seconds(self) -> None:
         """Limits the CPU seconds from now on."""
@@ -194,6 +196,6 @@ class Child:
 
 
 def trim() -> None:
-    """Returns freed memory to the system if the C library can, so that it is not counted."""
+    """Returns freed memory to the system, if the C library can do so. Otherwise it would be counted."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

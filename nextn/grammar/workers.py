@@ -1,11 +1,11 @@
-"""Tries what clients wrote in separate processes, see `nextn.grammar.worker`, a few at a time.
+"""Tries clients' input in separate processes (`nextn.grammar.worker`), a few at a time.
 
-One thread does all of it: it starts the processes, gives them jobs and sees how they end. It kills those that
-take too long or whose job nobody waits for. `submit` never waits.
+One thread starts the processes, gives them jobs, and kills those that take too long or whose job was
+cancelled. `submit` never waits.
 
-Jobs that take long, within what one may take, must not hold all processes while others wait. So when somebody
-else waits, one of them goes on and the others start again later, one at a time; and so do further jobs of
-whoever sent one.
+Slow jobs within the limits must not occupy all processes while others wait. So if another source waits, one
+slow job continues. Other slow jobs are stopped and start again later, one at a time. Further jobs of the same
+source wait with them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from nextn.grammar.limits import MIB, Busy, Limits
 
 log = logging.getLogger("nextn.grammar")
 
-AT_ONCE = 2  # so that one that takes long leaves room for another
-LONG_SECONDS = 0.25  # that one job may hold up others; ordinary ones take 20 ms at most
-ANSWER = 16 * MIB  # bytes; what a library makes of a constraint is a few times as long as that
+AT_ONCE = 2  # processes; while one job is slow, the other process takes the rest
+LONG_SECONDS = 0.25  # a job may delay others this long; ordinary jobs take at most 20 ms
+ANSWER = 16 * MIB  # bytes; a prepared constraint is a few times as long as its text
 BUSY = "too many constraints wait to be compiled; try again later"
-START_SECONDS = 60.0  # for the processes to load their library
-# As with multiprocessing's spawn, what this process can import the others can.
+START_SECONDS = 60.0  # time for a process to load its library
+# As with multiprocessing's spawn, the others can import the same modules as this process.
 RUN = (
     "import json, sys; a = json.loads(sys.argv[1]); sys.path[:] = a['path']; "
     "from nextn.grammar.limits import Limits; from nextn.grammar.worker import main; "
@@ -47,7 +47,7 @@ RUN = (
 
 
 class Tried(NamedTuple):
-    """The result of a job: its text, and how many bytes of memory stayed in use."""
+    """The result of a job: its text, and the bytes of memory that it keeps in use."""
 
     text: str
     bytes: int
@@ -55,9 +55,9 @@ class Tried(NamedTuple):
 
 @dataclass(eq=False)
 class Job:
-    """long: it took long while others waited."""
+    """long: it was slow while others waited."""
 
-    asked: bytes  # a line
+    asked: bytes  # one line of JSON
     source: Source
     done: Future[Tried] = field(default_factory=Future)
     long: bool = False
@@ -65,38 +65,38 @@ class Job:
 
 @dataclass(eq=False)
 class Child:
-    """A process, by its link. Without a job it is idle."""
+    """A child process, known by its link. It is idle if it has no job."""
 
     link: socket.socket
     job: Job | None = None
     unsent: bytes = b""
     heard: bytearray = field(default_factory=bytearray)
-    began: float = 0.0  # monotonic, its job, once it is heard of
-    deadline: float = 0.0  # of its job
+    began: float = 0.0  # when its job began; valid once `heard` is not empty
+    deadline: float = 0.0  # of its job, monotonic
 
 
 class Workers:
-    """The processes, started by the first job or by `start`. Thread-safe."""
+    """Runs jobs in processes. The first job or `start` starts them. Thread-safe."""
 
     def __init__(self, factory: str, options: Mapping[str, Any], limits: Limits) -> None:
         """factory, options: see `worker.main`."""
         self.factory, self.options, self.limits = factory, options, limits
-        self._lock = threading.RLock()  # what is settled calls others back
+        self._lock = threading.RLock()  # settling a job calls callbacks, which may take the lock again
         self._queue: FairQueue[Job] = FairQueue()
-        self._later: FairQueue[Job] = FairQueue()  # long ones, and others of their sources
+        self._later: FairQueue[Job] = FairQueue()  # slow jobs, and other jobs of their sources
         self._cancelled: list[Job] = []
         self._closed = False
-        self._wake: socket.socket | None = None  # set once the thread runs
-        # The thread's own:
+        self._wake: socket.socket | None = None  # set while the thread runs
+        # Only the thread uses these:
         self._selector: selectors.BaseSelector
         self._parent: subprocess.Popen[bytes] | None = None
         self._control: socket.socket
         self._children: list[Child] = []
-        self._failed = False  # a parent ended; there is no other until there is a job
+        self._failed = False  # the parent has ended; the next job starts another
 
     @property
     def pid(self) -> int | None:
-        """The parent process; None before it has started."""
+        """The parent's process id; None before it has started."""
         return None if self._parent is None else self._parent.pid
 
     def start(self) -> None:
@@ -105,14 +105,14 @@ class Workers:
             self._running()
 
     def submit(self, asked: Mapping[str, Any], source: Source) -> Future[Tried]:
-        """Queues a job. Its future's result raises ValueError for invalid input, and Busy if the job had to
+        """Queues a job. The future raises ValueError for invalid input, and Busy if the job was removed to
         make room. Cancelling the future cancels the job. Raises Busy if there is no room."""
         job = Job(json.dumps(asked).encode() + b"\n", source)
         with self._lock:
             slow = source == self._slow or self._later.waits(source)
             out = (self._later if slow else self._queue).put(source, job, len(job.asked))
             wake = self._running()
-        mine = weakref.ref(job)  # no cycle, so that both end at once
+        mine = weakref.ref(job)  # no reference cycle, so both are freed at once
         job.done.add_done_callback(lambda done: self._cancel(mine()) if done.cancelled() else None)
         for each in out:
             settle(each, Busy(BUSY))
@@ -120,8 +120,8 @@ class Workers:
         return job.done
 
     def child(self) -> socket.socket:
-        """Starts another child, which is the caller's, and returns the link to it. Raises OSError if that
-        cannot be, as before the first job has ended."""
+        """Starts another child for the caller, and returns the link to it. Raises OSError if that is not
+        possible, for example before the first job has ended."""
         link, theirs = socket.socketpair()
         with theirs:
             try:
@@ -221,12 +221,12 @@ class Workers:
 
     @property
     def _slow(self) -> Source | None:
-        """Whose long job runs."""
+        """The source whose slow job runs."""
         jobs = [child.job for child in self._children]
         return next((job.source for job in jobs if job is not None and job.long), None)
 
     def _put_off(self, job: Job) -> None:
-        """The lock is held."""
+        """Moves a job to the later queue. The lock is held."""
         try:
             out = self._later.put(job.source, job, len(job.asked))
         except Busy as e:
@@ -236,12 +236,12 @@ class Workers:
                 settle(each, Busy(BUSY))
 
     def _holds_up(self, child: Child) -> bool:
-        """Does it run a job while others wait? The lock is held."""
+        """Whether this child's job delays others that wait. The lock is held."""
         job = child.job
         return bool(child.heard) and job is not None and not job.long and self._queue.others_wait(job.source)
 
     def _make_way(self) -> None:
-        """Ends all jobs but one that take long while others wait; they start again later."""
+        """Stops slow jobs while others wait, except one. The stopped jobs start again later."""
         now = monotonic()
         for child in list(self._children):
             with self._lock:
@@ -267,7 +267,7 @@ class Workers:
             data = child.link.recv(2**18)
         except BlockingIOError:
             return
-        except OSError:  # it ended without reading all of its job
+        except OSError:  # the child ended before it read its whole job
             data = b""
         job = child.job
         if data and not child.heard:
@@ -313,7 +313,7 @@ class Workers:
     def _start_child(self) -> None:
         try:
             link = self.child()
-        except OSError:  # the parent has ended; that will be heard of
+        except OSError:  # the parent has ended; `_lost` deals with that
             link, theirs = socket.socketpair()
             theirs.close()
         link.setblocking(False)
@@ -322,7 +322,7 @@ class Workers:
         self._selector.register(link, selectors.EVENT_READ, child)
 
     def _end(self, child: Child) -> None:
-        """Ends a child: its parent kills one whose link is closed."""
+        """Ends a child: the parent kills a child whose link is closed."""
         self._children.remove(child)
         self._selector.unregister(child.link)
         child.link.close()
@@ -337,13 +337,13 @@ class Workers:
             self._parent = subprocess.Popen(
                 [sys.executable, "-c", RUN, json.dumps(options)], stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                # Threads do not come along into a fork, and none of them would have work.
+                # Threads do not survive a fork, and the libraries have no use for them here.
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
             )  # fmt: skip
         self._selector.register(self._control, selectors.EVENT_READ)
 
     def _lost(self) -> None:
-        """Called when the parent has ended, which no job can cause."""
+        """Called when the parent has ended. No job can cause that."""
         assert self._parent is not None
         self._selector.unregister(self._control)
         self._control.close()
@@ -356,7 +356,7 @@ class Workers:
 
 
 def poke(wake: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it is awake, or has ended
+    with contextlib.suppress(OSError):  # the thread is awake or has ended
         wake.send(b"w")
 
 
@@ -369,7 +369,7 @@ def settle(job: Job, how: Tried | ValueError) -> None:
 
 
 def how_it_ended(code: int | None, limits: Limits) -> str:
-    """Describes the end of a child that gave no answer."""
+    """The error message for a child that ended without an answer."""
     if code in (-signal.SIGSEGV, -signal.SIGBUS):
         return "it is nested or linked too deeply"
     if code == -signal.SIGXCPU:

@@ -1,4 +1,5 @@
-"""Constraints by XGrammar (Apache-2.0, C++): pushdown automata over bytes, masks half made beforehand."""
+"""Constraints by XGrammar (Apache-2.0, C++): pushdown automata over bytes. It computes half of the masks in
+advance."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from nextn.tokenizer import folder
 from nextn.tokenizer.token_bytes import TokenBytes
 
 LARK_BOUNDED = json.dumps(BOUNDED)[1:-1]
-# Of the library's own form of grammars: an expression is its type, a length and so many numbers.
+# In the library's serialized grammars, an expression is its type, a length, and that many numbers.
 TEXT, CLASS, STAR, EMPTY, RULE, SEQUENCE, CHOICES, REPEAT = 0, 1, 2, 3, 4, 5, 6, 8
 ANY = [STAR, 9, 0, 32, 32, 10, 10, 13, 13, 9, 9]  # [ \n\r\t]*, between the parts of JSON
 
@@ -45,7 +46,7 @@ class XGrammar:
             grammar = _from(kind, text).serialize_json()
         except (RuntimeError, ValueError, TypeError) as e:
             raise ValueError(f"{kind}: {e}") from e
-        if kind == "lark":  # a client's own stays as it is
+        if kind == "lark":  # a client's own grammar is not changed
             return bounded(grammar) if LARK_BOUNDED in text else grammar
         return grammar if self.vocabulary.any_whitespace else bounded(grammar)
 
@@ -65,7 +66,7 @@ class XGrammar:
 
 def _from(kind: str, text: str) -> xgrammar.Grammar:
     if kind == "json_schema":
-        # `strict_mode` would forbid what the schema does not name.
+        # `strict_mode` would forbid properties that the schema does not name.
         return xgrammar.Grammar.from_json_schema(text, any_whitespace=True, strict_mode=False)
     if kind == "lark":
         return xgrammar.Grammar.from_lark(text)
@@ -73,8 +74,9 @@ def _from(kind: str, text: str) -> xgrammar.Grammar:
 
 
 def bounded(grammar: str) -> str:
-    """The library can bound the number of characters alone. So its any-whitespace becomes JSON_WHITESPACE in
-    the grammar that it made of a schema; a `pattern` of the schema that says the same is bounded too."""
+    """Replaces the library's any-whitespace with JSON_WHITESPACE, in a grammar that it made from a schema.
+    The library itself can only limit the number of characters. A `pattern` of the schema equal to
+    any-whitespace is replaced too."""
     made = json.loads(grammar)
     data, starts = made["grammar_expr_data"], made["grammar_expr_indptr"]
     exprs = [data[begin:end] for begin, end in zip(starts, [*starts[1:], len(data)], strict=True)]
@@ -100,7 +102,7 @@ def bounded(grammar: str) -> str:
 
 
 def _structural_tag(text: str) -> str:
-    """SGLang's older notation in the library's own."""
+    """Converts SGLang's older notation to the library's own."""
     tag = json.loads(text)
     tags = [
         {
@@ -141,7 +143,7 @@ class _Grammar:
 
     @property
     def failure(self) -> str | None:
-        return None  # it has no limits
+        return None  # the library has no limits
 
     @property
     def accepting(self) -> bool:

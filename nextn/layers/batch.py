@@ -157,8 +157,8 @@ def _paths(spans: Sequence[Span], page_size: int, table: array[int]) -> array[in
 def build_batch(
     spans: Sequence[Span], page_size: int, device: torch.device, prompts_apart: bool = False
 ) -> Batch:
-    """The batch for plain torch: padded to ROW_ALIGN, and int64, as torch wants indices. prompts_apart: rows
-    of long spans use the naive form of attention."""
+    """The batch for plain torch: padded to ROW_ALIGN, and int64, the dtype of torch's indices. prompts_apart:
+    rows of long spans use the naive form of attention."""
     counts = [len(span.tokens) for span in spans]
     packed = PackedBatch(spans, page_size, align(sum(counts)))
     prompts = None

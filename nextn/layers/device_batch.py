@@ -1,7 +1,7 @@
-"""A batch laid out on the device, from counts that only the device knows: the arrays of
-`nextn.layers.batch.PackedBatch`, in plain tensor code of fixed shapes.
+"""Lays out a batch on the device, from counts that only the device knows. It makes the arrays of
+`nextn.layers.batch.PackedBatch`, in plain tensor code with fixed shapes.
 
-Spans are chains. They may have no rows; those rows that no span takes are padding, one more span in page 0.
+Spans are chains. A span may have no rows. Rows that belong to no span are padding: one more span, in page 0.
 
 Shapes: R spans, T rows.
 """
@@ -18,8 +18,8 @@ from nextn.ops.base import Spans
 
 
 class Paged(NamedTuple):
-    """Where requests keep their pages. table: of all requests, one after another; its first entry is page 0.
-    longest: no row sees more positions. dtype: of the arrays that ops get."""
+    """The pages of the requests. table: page tables of all requests, one after another; its first entry is
+    page 0. longest: maximum number of positions that a row attends to. dtype: of the arrays for the ops."""
 
     table: Tensor
     page_size: int
@@ -27,14 +27,14 @@ class Paged(NamedTuple):
     dtype: torch.dtype
 
     def slots(self, page_at: Tensor, positions: Tensor) -> Tensor:
-        """The slots of these positions, each of the request whose pages begin at `page_at`."""
+        """The slots of these positions. page_at: where the pages of their requests begin in the table."""
         page = self.table.index_select(0, page_at + positions // self.page_size)
         return page.long() * self.page_size + positions % self.page_size
 
 
 class Laid(NamedTuple):
-    """[T] of each: real: is it none of the padding? span: that a row is of; after: how many rows of the span
-    are before it. Both are within bounds for padding, too. first: [R], each span's first row."""
+    """The layout. All are [T], except first. real: False for padding. span: the span of a row. after: number
+    of the span's rows before it. Both are in range for padding, too. first: [R], each span's first row."""
 
     real: Tensor
     span: Tensor
@@ -45,12 +45,12 @@ class Laid(NamedTuple):
     attention: Spans
 
     def of_rows(self, values: Tensor) -> Tensor:
-        """values [R, n], those of each span's first rows in order -> [T], 0 for padding."""
+        """values [R, n], for the first n rows of each span -> values by row, [T], 0 for padding."""
         flat = self.span * values.shape[1] + self.after
         return torch.where(self.real, values.flatten().index_select(0, flat), 0)
 
     def batch(self, tokens: Tensor) -> Batch:
-        """tokens: [T]."""
+        """The batch for the layers. tokens: [T]."""
         kind = self.attention.positions.dtype
         return Batch(
             len(tokens), tokens.to(kind), self.positions.to(kind), self.slots.to(kind), self.attention
@@ -58,8 +58,9 @@ class Laid(NamedTuple):
 
 
 def laid_out(counts: Tensor, starts: Tensor, page_at: Tensor, total: int, most: int, paged: Paged) -> Laid:
-    """counts, starts, page_at: [R] int64: rows of each span, its first position, where its pages begin in the
-    table. total: T, at least as many as the counts add up to. most: no span has more rows."""
+    """The layout of the spans. counts, starts, page_at: [R] int64: number of rows of each span, its first
+    position, where its pages begin in the table. total: T, at least the sum of counts. most: maximum number
+    of rows of a span."""
     spans, device = len(counts), counts.device
     ends = counts.cumsum(0)
     row = torch.arange(total, device=device)
@@ -81,7 +82,7 @@ def laid_out(counts: Tensor, starts: Tensor, page_at: Tensor, total: int, most: 
 
 
 def rows_apart(active: Tensor, positions: Tensor, page_at: Tensor, tokens: Tensor, paged: Paged) -> Batch:
-    """A batch of R spans of a row each; rows that are not `active` lie in page 0."""
+    """A batch of R spans with one row each. Rows that are not `active` are in page 0."""
     kind = paged.dtype
     positions, at = torch.where(active, positions, 0), torch.where(active, page_at, 0)
     bounds = torch.arange(len(active) + 1, device=active.device, dtype=kind)

@@ -1,5 +1,5 @@
-"""The experts of a layer that this rank holds, as experts move between slots
-(`nextn.distributed.expert_mover`): bytes in the host's memory, wherever the weights are."""
+"""Reads and writes the experts of this rank's slots in one layer, as bytes in the host's memory.
+`nextn.distributed.expert_mover` uses this to move experts between slots."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from nextn.ops.fp8 import Fp8Matrix
 
 
 class ExpertSlots:
-    """To be made when the weights are loaded."""
+    """`nextn.distributed.expert_mover.Slots` for the torch model. Make it after the weights are loaded: it
+    copies them into the slots of further replicas."""
 
     def __init__(self, moe: ParallelMoE) -> None:
         self._moe = moe
-        loaded = {e: slot for slot, e in enumerate(moe.held)}  # of equal ones the last, as in `MoE.targets`
+        loaded = {e: slot for slot, e in enumerate(moe.held)}  # of replicas, the last: see `MoE.targets`
         for slot, e in enumerate(moe.held):
             if slot != loaded[e]:
                 for to, source in zip(self._parts(slot), self._parts(loaded[e]), strict=True):
@@ -44,7 +45,7 @@ class ExpertSlots:
         self._moe.replicas = self._moe.replicas.placed(placement.physical[row])
 
     def _parts(self, member: int) -> Iterator[Tensor]:
-        """Its weights' memory: [bytes] each."""
+        """The memory of the weights of the expert in this slot: [bytes] uint8 each."""
         for weight in (self._moe.gate_up, self._moe.down):
             of_one = weight[member]
             both = (of_one.data, of_one.scale) if isinstance(of_one, Fp8Matrix) else (of_one,)

@@ -1,8 +1,8 @@
 """Grouped-query attention (arXiv 2305.13245) over the paged cache of keys and values.
 
-Shapes: T rows, C hidden, H heads, G key-value heads, D width of a head, P rotated elements of it.
-What is cached per token is, for each key-value head, [value (D) | rotated key (D)]. Of several ranks each has
-some of the heads; keys and values every rank computes whole, so the cache is the same on each.
+Shapes: T rows, C hidden, H heads, G key-value heads, D width of a head, P rotated elements of a head.
+The cache entry of a token is [value (D) | rotated key (D)] for each key-value head. With several ranks, each
+has some of the heads. But every rank computes all keys and values, so all ranks have the same cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GQA:
         own = self.heads.own
         self.seen = slice(own.start // each, (own.stop - 1) // each + 1)  # key-value heads of the own heads
         keys = self.gqa.num_key_value_heads * width
-        self.ends = (len(own) * width, len(own) * width + keys)  # of queries, of keys; values come last
+        self.ends = (len(own) * width, len(own) * width + keys)  # of the queries, of the keys; values follow
         self.qkv = matrix(self.ends[1] + keys, cfg.hidden_size)
         self.bias = empty(len(self.qkv)) if self.gqa.qkv_bias else None
         self.q_norm, self.k_norm = (empty(width) if self.gqa.qk_norm else None for _ in range(2))
@@ -36,8 +36,8 @@ class GQA:
         self.out_bias = empty(len(self.out)) if self.gqa.out_bias else None
 
     def targets(self, prefix: str) -> dict[str, Weight]:
-        """Checkpoint name -> where that tensor goes, in the order of `nextn.layers.head_rows`. prefix: of the
-        decoder layer."""
+        """Checkpoint name -> the weight that this tensor fills, with rows in the order of
+        `nextn.layers.head_rows`. prefix: the decoder layer's name."""
         names = self.cfg.names
         first, second = self.ends
         found: dict[str, Weight] = {

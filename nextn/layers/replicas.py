@@ -1,11 +1,11 @@
-"""Which shard computes a row's expert, where a world shares the experts out and some have replicas.
+"""Chooses the shard that computes a row's expert, if a world shares the experts and some have replicas.
 
     N  logical experts: those of the model      P  physical experts: logical ones and spare replicas
-    E  shards, of which shard s has physical experts s * P / E .. (s + 1) * P / E - 1
+    E  shards; shard s has physical experts s * P / E .. (s + 1) * P / E - 1
 
-N = 4, P = 6 and E = 2, with the physical experts 0 1 0 | 2 3 0: rows of expert 0 go to the replicas in turns,
-two of three to shard 0. It has equal ones in two places of its memory, and computes with the last. All
-replicas have the same weights, so a text does not depend on any of this.
+Example: N = 4, P = 6, E = 2, with physical experts 0 1 0 | 2 3 0. Rows of expert 0 go to its replicas in
+turn: two of three rows to shard 0. Shard 0 has expert 0 in two slots, and computes with the last. All
+replicas have the same weights, so the choice does not change texts.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from nextn.distributed.world import World
 
 @dataclass(frozen=True)
 class ExpertParallel:
-    """How the target's routed experts are shared out.
+    """How the ranks of a world share the target's routed experts.
 
-    placement: of its layers with routed experts; by default each expert is there once, in their order.
-    static: which replica a row goes to depends on its group, not on its number in the batch.
+    placement: of the layers with routed experts; by default each expert exists once, in order.
+    static: a row's replica depends on its group; otherwise on its index in the batch.
     """
 
     world: World
@@ -32,8 +32,8 @@ class ExpertParallel:
     static: bool = False
 
     def replicas(self, layer: int, layers: int, experts: int, device: torch.device) -> Replicas:
-        """layer: of the `layers` that have routed experts. Raises ValueError for a placement that is not of
-        so many layers and experts, or not for so many shards."""
+        """The replicas of one layer. layer: index among the `layers` layers with routed experts. Raises
+        ValueError if the placement does not fit the number of layers, experts or shards."""
         world, found = self.world, self.placement or Placement.trivial(layers, experts)
         if found.replicas.shape != (layers, experts):
             raise ValueError(
@@ -46,8 +46,8 @@ class ExpertParallel:
 
 
 class Replicas:
-    """One layer's. physical [P]: the logical expert of each. held: of each shard, its experts in their
-    places."""
+    """The replicas of one layer's experts. physical [P]: the logical expert in each slot. held: for each
+    shard, the experts in its slots."""
 
     def __init__(
         self, physical: Ints, experts: int, shards: int, group: int | None, device: torch.device
@@ -65,12 +65,12 @@ class Replicas:
         self._counts = torch.tensor(list(map(len, found)), device=device)
 
     def placed(self, physical: Ints) -> Replicas:
-        """The same where experts have moved."""
+        """The replicas after experts have moved."""
         return Replicas(physical, *self._sizes, self._group, self._table.device)
 
     def choose(self, ids: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """ids [n, K], logical experts of rows `first` and on -> the shards that compute them, and their
-        places in what those hold. Both [n, K] int64."""
+        """ids [n, K], logical experts of the rows from `first` on -> (the shards that compute them, their
+        slots in these shards). Both [n, K] int64."""
         turn = torch.arange(first, first + len(ids), device=ids.device)[:, None]
         if self._group is not None:
             turn = torch.full_like(turn, self._group)

@@ -1,4 +1,5 @@
-"""Rotary embedding tables: plain, linear, Llama 3.1's, YaRN's (arXiv 2309.00071) with DeepSeek's mscales."""
+"""Tables for rotary embeddings: plain, linear, Llama 3.1's, YaRN (arXiv 2309.00071) with DeepSeek's
+mscales."""
 
 from __future__ import annotations
 
@@ -44,8 +45,9 @@ def _yarn(freq: Tensor, yarn: YarnScaling, dim: int, base: float) -> Tensor:
 
 
 def _llama3(freq: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Waves that the original context holds fewer than low_freq_factor times are slowed down, those that it
-    holds more than high_freq_factor times are not."""
+    """Llama 3.1's frequencies. If the original context has fewer than low_freq_factor waves, the frequency is
+    divided by `factor`. If it has more than high_freq_factor waves, the frequency is kept. Between these, it
+    is interpolated."""
     times = scaling.original_max_position_embeddings * freq / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     keep = ((times - low) / (high - low)).clamp(0, 1)

@@ -1,15 +1,15 @@
-"""Which outputs of a model's products each rank computes. No sum is ever split.
+"""Decides which outputs of a model's products each rank computes. A sum is never split.
 
-| what | split by | gathered |
+| computed in parts | split by | gathered |
 |---|---|---|
 | queries, their form for the cache, attention, values | heads | values |
-| `out`, every `down` | hidden columns | outputs, before the residual stream takes them |
-| every `gate_up` | inner columns | what comes out of SwiGLU |
+| `out`, every `down` | hidden columns | outputs, before they are added to the residual stream |
+| every `gate_up` | inner columns | results of SwiGLU |
 | the head | slices of the vocabulary | logits |
 
-Routed experts that a whole world shares are split otherwise: see `nextn.layers.expert_parallel`.
-All else, the products of the latent among it, every rank computes whole. So does each where a rank's part
-would have other bits than one device gives it (`nextn.ops.columns`): plain torch with some BLAS and shapes.
+Routed experts that a whole world shares are split differently: see `nextn.layers.expert_parallel`. Every rank
+computes everything else, including the products of the latent. A product is also not split if a rank's part
+would have other bits than on one device (`nextn.ops.columns`): in plain torch, with some BLAS and shapes.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from nextn.ops.fp8 import Fp8Matrix, Weight
 
 
 class Sharing:
-    """What the layers of one rank's model are made by: its configuration, ops, dtype, device, and its part.
-    Every rank asks for the same splits in the same order."""
+    """The arguments of all layers of one rank's model: configuration, ops, dtype, device, and splits. All
+    ranks call the methods that return splits in the same order, because the ranks vote on each split."""
 
-    # Of layers whose routed experts a world shares: how, and the sharing of one shard's slices.
+    # For layers whose routed experts a world shares: how they do, and the sharing among one shard's slices.
     experts: ExpertParallel | None = None
     slices: Sharing
-    block = 0  # inputs of a block, of a layer in e4m3 blocks
+    block = 0  # inputs of a block, for a layer in e4m3 blocks; otherwise 0
 
     def __init__(
         self, cfg: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device, group: Group,
         blocks: Mapping[int, int] | None = None, fp8_rows: bool = False,
     ) -> None:  # fmt: skip
-        """blocks: decoder layers whose products read e4m3 blocks, and the inputs of a block of each.
-        fp8_rows: routed experts read rows rounded to e4m3 (`nextn.ops.fp8_rows`)."""
+        """blocks: inputs of a block, by decoder layer, for layers whose products read e4m3 blocks. fp8_rows:
+        routed experts read rows rounded to e4m3 (`nextn.ops.fp8_rows`)."""
         self.fp8_rows = fp8_rows
         self.cfg, self.ops, self.dtype, self.device, self.group = cfg, ops, dtype, device, group
         self._blocks = blocks or {}
         self._found: dict[Hashable, Split] = {}
 
     def over(self, experts: ExpertParallel | None) -> Sharing:
-        """For layers whose routed experts a world shares; the rest is shared as before."""
+        """The sharing for layers whose routed experts a world shares. Other products are split as before."""
         if experts is None:
             return self
         found = copy(self)
@@ -59,21 +59,21 @@ class Sharing:
         return found
 
     def of_layer(self, index: int) -> Sharing:
-        """For decoder layer `index`; NextN modules count on from the target's layers."""
+        """The sharing for decoder layer `index`. NextN module k is layer num_hidden_layers + k."""
         found = copy(self)
         found.block = self._blocks.get(index, 0)
         return found
 
     def matrix(self, *shape: int) -> Weight:
-        """What rows are multiplied by in the ops that take e4m3 blocks, uninitialised."""
+        """An uninitialised weight of a product, in e4m3 blocks if the layer's are."""
         return Fp8Matrix.empty(shape, self.block, self.device) if self.block else self.empty(*shape)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A weight, uninitialised."""
+        """An uninitialised plain weight."""
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
     def heads(self) -> Split:
-        """Of attention. Raises ValueError where they do not come out even."""
+        """The split of attention's heads. Raises ValueError if they cannot be split evenly."""
         cfg, size = self.cfg, self.group.size
         heads, width, hidden = cfg.num_attention_heads, cfg.qk_head_dim, cfg.hidden_size
         if not self._even(size):
@@ -87,13 +87,13 @@ class Sharing:
 
         def same() -> bool:
             queries = [range(p.start * width, p.stop * width) for p in split.parts]
-            if cfg.gqa is not None:  # they are computed together with all keys and values
+            if cfg.gqa is not None:  # one product computes the queries and all keys and values
                 n_out = (heads + 2 * cfg.num_key_value_heads) * width
                 others = range(heads * width, n_out)
                 return self._same(n_out, hidden, [(*part, *others) for part in queries])
             if cfg.q_lora_rank:
                 fit = self._same(heads * width, cfg.q_lora_rank, queries)
-            else:  # they are computed together with the latent
+            else:  # one product computes the queries and the latent
                 n_out = heads * width + cfg.latent_dim
                 latent = range(heads * width, n_out)
                 fit = self._same(n_out, hidden, [(*part, *latent) for part in queries])
@@ -105,7 +105,8 @@ class Sharing:
         return self._agreed("heads", split, same)
 
     def _even(self, size: int) -> bool:
-        """Do as many ranks get equally many heads, and each those of whole key-value heads or of one?"""
+        """Whether `size` ranks get the same number of heads, and each rank those of whole key-value heads, or
+        of a part of one."""
         heads = self.cfg.num_attention_heads
         if heads % size:
             return False
@@ -113,7 +114,7 @@ class Sharing:
         return self.cfg.gqa is None or own % each == 0 or each % own == 0
 
     def hidden(self) -> Split:
-        """Of `out` and every `down`."""
+        """The split of `out` and of every `down`."""
         cfg = self.cfg
         split = Split.even(self.group, cfg.hidden_size)
         widths = {cfg.num_attention_heads * cfg.v_head_dim, cfg.intermediate_size}
@@ -126,13 +127,13 @@ class Sharing:
         return self._agreed("hidden", split, same)
 
     def inner(self, n: int) -> Split:
-        """Of a `gate_up` with n inner columns."""
+        """The split of a `gate_up` with n inner columns."""
         split = Split.even(self.group, n)
         parts = [(*part, *(n + i for i in part)) for part in split.parts]
         return self._agreed(("inner", n), split, lambda: self._same(2 * n, self.cfg.hidden_size, parts))
 
     def vocabulary(self, draft_tokens: Sequence[int] | None) -> Split:
-        """Of the head, and of its rows for `draft_tokens`."""
+        """The split of the head, and of its rows for `draft_tokens`."""
         cfg = self.cfg
         split = Split.even(self.group, cfg.vocab_size)
 
@@ -146,8 +147,7 @@ class Sharing:
         return self._agreed("vocabulary", split, same)
 
     def rows(self, shapes: Mapping[str, tuple[int, ...]], vocabulary: Split) -> dict[str, range]:
-        """Of tensors that have these shapes in a checkpoint: the rows that belong here, where they are
-        split."""
+        """Checkpoint name -> this rank's rows, for split tensors. shapes: of the checkpoint's tensors."""
         cfg, names, heads, hidden = self.cfg, self.cfg.names, self.heads(), self.hidden()
         queries = heads.times(cfg.qk_head_dim)
         splits = {names.q_proj: queries, names.out: hidden, names.down: hidden, names.head: vocabulary}
@@ -169,7 +169,8 @@ class Sharing:
         return outputs_separable(self.ops, n_out, n_in, parts, self.dtype, self.device)
 
     def _agreed(self, key: Hashable, split: Split, same: Callable[[], bool]) -> Split:
-        """The split, or none where some rank finds that its parts would have other bits."""
+        """The split; a split that gives every rank all columns, if a rank finds that parts would have other
+        bits. A collective of the group."""
         size = self.group.size
         if size == 1 or self.ops.exact_columns:
             return split

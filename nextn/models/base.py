@@ -41,7 +41,7 @@ class Model(Protocol):
         """The batch for `forward` and `draft`: the spans one after another. T rows: those of the spans,
         padded to a multiple of row_align."""
 
-    # The result of each of the next four methods may be overwritten by the next call of the same method.
+    # The next call of any of these four methods can overwrite the result of its previous call.
 
     def forward(self, batch: Any, pool: KVPool) -> Tensor:
         """Runs the target over the batch and writes its KV entries. Returns hidden [T, C], after the norm."""
@@ -51,7 +51,7 @@ class Model(Protocol):
 
     def draft_logits(self, hidden: Tensor) -> Tensor:
         """The same with the drafter's head. This is the target's head, or one with coarser weights, or one
-        for some tokens only (-infinity for the others). May share its memory with `logits`."""
+        for some tokens only (-infinity for the others). It can share its memory with `logits`."""
 
     def draft(self, batch: Any, hidden: Tensor, pool: KVPool, layer: int = 0) -> Tensor:
         """A pass of NextN module `layer`. The tokens of the batch are those AFTER the rows' positions; hidden
@@ -60,8 +60,8 @@ class Model(Protocol):
 
 
 class Chain(NamedTuple):
-    """A chain to draft. span: index of a span of the batch; the chain begins after its last row. draw: of the
-    first guess; its position increases by 1 for each further guess. cut: whether the cutoff applies."""
+    """A chain to draft. span: index of a span of the batch; the chain begins after its last row. draw: for
+    the first guess; its position increases by 1 for each further guess. cut: whether the cutoff applies."""
 
     span: int
     draw: DrawParams
@@ -70,7 +70,7 @@ class Chain(NamedTuple):
 
 
 class ChainsRequest(NamedTuple):
-    """batch: committed positions; their states are hidden[rows]. chains: to draft after some of its spans."""
+    """batch: committed positions; their states are hidden[rows]. chains: each begins after a span of it."""
 
     batch: Any
     hidden: Tensor
@@ -103,9 +103,9 @@ class DeviceChoice(Protocol):
 @runtime_checkable
 class CountsExperts(Protocol):
     def expert_counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """How often rows have chosen each expert since the start: int64 [layers, experts], for the target's
-        layers with experts and for those of NextN modules. Of several ranks with the same rows, only the
-        first counts."""
+        """How often rows have chosen each expert since the start: int64 [layers, experts], first for the
+        target's layers with experts, then for those of NextN modules. If several ranks have the same rows,
+        only the first rank counts."""
 
 
 @runtime_checkable
@@ -113,8 +113,8 @@ class Chooser(Protocol):
     """A model that can choose tokens. If ranks share its head, they exchange fewer bytes than for logits."""
 
     def choices(self, hidden: Tensor, whole: int, draws: Sequence[DrawParams]) -> tuple[Tensor, list[int]]:
-        """hidden [N, C] -> for the first `whole` rows their logits, as from `logits`; for the other rows the
-        tokens that `draws` choose, as from `nextn.ops.base.Draw`."""
+        """hidden [N, C] -> the logits of the first `whole` rows, as from `logits`, and the tokens that
+        `draws` choose for the other rows, as from `nextn.ops.base.Draw`."""
 
 
 def layout_of(cfg: ModelConfig, align: int = 1) -> LatentLayout | KeyValueLayout:

@@ -1,5 +1,5 @@
-"""Every family on CUDA with the Triton ops: the model of `nextn.models.torch_model`, its passes over few rows
-captured as CUDA graphs. A row has the same bits in a graph and outside."""
+"""The model on CUDA, for all families: `nextn.models.torch_model` with the Triton ops. Passes over few rows
+are captured as CUDA graphs. A row has the same bits in a graph and outside."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from nextn.models.torch_model import TorchModel
 
 class CudaModel(TorchModel):
     row_align = 1
-    eager = False  # without graphs
+    eager = False  # True: no graphs
 
     _graphs: Graphs | None = None
     _pool: KVPool | None = None
 
     @property
     def captures(self) -> bool:
-        """Can a graph hold the collectives? Not those that go through the host, nor a world's."""
+        """Whether passes are captured. A graph cannot hold collectives through the host, nor a world's."""
         group = self.group
         if self.eager or self.world is not None:
             return False
         return isinstance(group, Alone) or (isinstance(group, TorchGroup) and group.backend == "nccl")
 
     def drop_graphs(self) -> None:
-        """The collectives in them are NCCL's, which does not end before they do."""
+        """Frees the graphs. They contain NCCL collectives, and NCCL does not end while they exist."""
         self._graphs = self._pool = None
 
     def batch(self, spans: Sequence[Span], page_size: int) -> Any:
@@ -57,7 +57,7 @@ class CudaModel(TorchModel):
         if self.draft_rows is not None or self.group.size > 1:
             return self.ops.best_token(self.draft_logits(hidden))
         tokens, confidence = self.ops.best_of_product(hidden, self.head)
-        return tokens.clamp(min=0), confidence  # of no choice any token, but one that exists
+        return tokens.clamp(min=0), confidence  # a row without a choice gets token 0: the id must exist
 
     def _run(
         self, kind: Hashable, compute: Pass, batch: PackedBatch, hidden: Tensor | None, pool: KVPool
@@ -67,9 +67,9 @@ class CudaModel(TorchModel):
             if batch.tokens is not None:
                 numbers[: batch.rows] = batch.tokens
             return compute(batch.on(numbers), hidden)
-        if pool is not self._pool:  # graphs write to where it lies
+        if pool is not self._pool:  # graphs contain the pool's address
             self._pool = pool
-            slots = self.config.max_position_embeddings + MAX_TOPK * MAX_DRAFTS  # of a request and its tree
+            slots = self.config.max_position_embeddings + MAX_TOPK * MAX_DRAFTS  # a request and its tree
             table = -(-slots // pool.page_size) + MAX_DRAFTS + 1
             self._graphs = Graphs(self.config.hidden_size, self.dtype, table, self.device)
         assert self._graphs is not None

@@ -1,4 +1,4 @@
-"""A folder that a NextN layer is taken from in place of the target's own: --speculative-draft-model-path.
+"""Loads NextN layers from a folder other than the target's: --speculative-draft-model-path.
 
     draft = DraftFolder.open("/models/DeepSeek-V3-NextN", cfg)
     draft.load(cfg, 1, place, torch.float32)
@@ -9,9 +9,9 @@ Three ways to name the tensors of module k are read. For a DeepSeek-V3 target wi
     nextn export-mtp, SGLang     model.layers.{k}.X
     xLLM, one module             model.X for the module's own tensors, model.layers.0.X for its decoder layer
 
-Embedding and head are the target's. Where the folder repeats them, their shapes are checked and they stay
-unread. What the folder's config.json says of num_hidden_layers and first_k_dense_replace is not the module's:
-each exporter puts something else there.
+Embedding and head are the target's. If the folder has copies of them, only their shapes are checked. The
+values of num_hidden_layers and first_k_dense_replace in the folder's config.json are ignored: every exporter
+writes something else there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nextn.models.shards import open_shards
 from nextn.ops.stored import Format
 
 OPTION = "--speculative-draft-model-path"
-SAME = (  # what the module computes with, and the target's configuration supplies
+SAME = (  # fields that the module computes with; their values are taken from the target's config
     "hidden_size", "vocab_size", "num_attention_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
     "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts", "moe_intermediate_size",
     "num_experts_per_tok", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor",
@@ -44,7 +44,8 @@ SAME = (  # what the module computes with, and the target's configuration suppli
 
 @dataclass(frozen=True)
 class DraftFolder:
-    """first: number of the folder's first NextN layer, None in xLLM's layout. layers: how many there are."""
+    """A folder with NextN layers. first: number of the first NextN layer in the folder's names, None in
+    xLLM's layout. layers: number of NextN layers in the folder."""
 
     folder: Path
     spec: MTPSpec
@@ -55,8 +56,8 @@ class DraftFolder:
 
     @classmethod
     def open(cls, path: str | Path, target: ModelConfig) -> DraftFolder:
-        """Reads names and config.json. Raises CheckpointError or ValueError for what does not fit the target,
-        naming the folder, and key and both values of every difference."""
+        """Reads names and config.json. Raises CheckpointError or ValueError if the folder does not fit the
+        target. The error names the folder, and the key and both values of every difference."""
         folder = checkpoint_folder(path, OPTION)
         cfg = _config(folder / "config.json", target)
         with open_shards(folder, cfg.quantization) as shards:
@@ -64,8 +65,8 @@ class DraftFolder:
         return cls(folder, target.mtp, target.first_module, first, layers, cfg.quantization)
 
     def stored_name(self, name: str) -> str:
-        """What the folder calls a tensor of the target's NextN modules: model.layers.0.enorm.weight is
-        model.layers.61.enorm.weight of a target with 61 layers."""
+        """The folder's name for a tensor of the target's NextN modules. For a target with 61 layers and a
+        folder of nextn export-mtp: model.layers.61.enorm.weight -> model.layers.0.enorm.weight."""
         number, rest = self.spec.parts(name)
         module = number - self.first_module
         assert 0 <= module < self.layers, name
@@ -74,8 +75,8 @@ class DraftFolder:
         return (self.spec.own_prefix if rest in self.spec.own else self.spec.at(0)) + rest
 
     def stored_formats(self, target: ModelConfig, layers: int) -> dict[str, Format]:
-        """By the target's names, how the matrices of its first modules lie here: those in a few bits, or in
-        the target's own kind of e4m3 blocks. Others are dequantized as they are loaded."""
+        """Target's name -> format, for the matrices of the first `layers` modules that the folder stores in a
+        few bits, or in e4m3 blocks of the target's size. Other matrices are dequantized during loading."""
         other_blocks = isinstance(self.quantization, Fp8Blocks) and self.quantization != target.quantization
         stored = stored_formats(self.folder, None if other_blocks else self.quantization)
         names = {name: self.stored_name(name) for name in nextn_tensors(target, layers)}
@@ -91,7 +92,7 @@ class DraftFolder:
         allow_non_finite: bool = False,
         rows: Mapping[str, range] | None = None,
     ) -> LoadReport:
-        """`load_checkpoint` of the first modules, under the target's names."""
+        """`load_checkpoint` for the first `layers` modules, under the target's names."""
         wanted = {self.stored_name(n): (n, shape) for n, shape in nextn_tensors(target, layers).items()}
         table = (target.vocab_size, target.hidden_size)
         shared = {target.names.embedding: table, target.names.head: table}
@@ -111,16 +112,17 @@ class DraftFolder:
         )
 
     def _skipped(self, target: ModelConfig, layers: int) -> tuple[str, ...]:
-        """A whole checkpoint's other tensors, and modules that are not used."""
+        """Prefixes of the tensors to skip: unused modules, and in a whole checkpoint the target's layers."""
         if self.first is None:
             return ()
         unused = (self.spec.at(self.first + k) for k in range(layers, self.layers))
-        whole = self.first or not self.spec.counted_on  # else the target's layer 0 is named as the module
+        whole = self.first or not self.spec.counted_on  # otherwise the module has the name of target layer 0
         return (*unused, *(target_prefixes(target) if whole else ()))
 
 
 def _config(file: Path, target: ModelConfig) -> ModelConfig:
-    """The folder's config.json, read as if it were of a checkpoint like the target's."""
+    """The folder's config.json, read with the target's architecture and numbers of layers. Raises
+    CheckpointError if a field in SAME differs from the target's."""
     data = read_json(file)
     named = data.get("architectures")
     if isinstance(named, list) and any(name in target.mtp.exported for name in named):
@@ -147,7 +149,8 @@ def _config(file: Path, target: ModelConfig) -> ModelConfig:
 
 
 def _found(folder: Path, names: Collection[str], target: ModelConfig) -> tuple[int | None, int]:
-    """(first layer, how many) of the folder's NextN modules."""
+    """(number of the first layer, number of layers) of the folder's NextN modules; the first is None in
+    xLLM's layout. Raises CheckpointError if there is none, or if it is not of a model like the target."""
     spec = target.mtp
     inputs = (spec.embedding_norm, spec.hidden_norm, spec.projection)  # only modules have such tensors
     matches = [m for end in inputs for m in map(numbered(spec.prefix + end).fullmatch, names) if m]

@@ -1,4 +1,4 @@
-"""Random weights for --load-format dummy: any architecture runs without a checkpoint."""
+"""Random weights for --load-format dummy, with which any architecture runs without a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def dummy_checkpoint(
     rows: Mapping[str, range] | None = None,
     device: torch.device = torch.device("cpu"),  # noqa: B008
 ) -> None:
-    """Gives `place` every expected tensor once. A tensor depends on seed, name, shape, dtype and the kind of
-    device that it is made on; a GPU makes 60 GB in seconds.
-    rows: names of which `place` gets these rows only, or nothing where there are none; their values are those
-    of the whole tensor.
+    """Calls `place` once for every expected tensor. A tensor's values depend on seed, name, shape, dtype and
+    the kind of device that makes it; a GPU makes 60 GB in seconds.
+    rows: by name, the rows that `place` gets; a tensor with an empty range is skipped. Rows have the same
+    values as in the whole tensor.
 
-    Scaled so that activations keep their size: norms are 1, biases 0, matrices [out, in]
-    normal(0, in**-0.5). Rows of the embedding are read, not summed, so they are normal(0, 1).
+    The scale keeps the size of activations: norms are 1, biases 0, matrices [out, in] normal(0, in**-0.5).
+    Rows of the embedding are read, not summed, so they are normal(0, 1).
     """
     generator = torch.Generator(device)
     for name, shape in expected.items():

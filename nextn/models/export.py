@@ -1,10 +1,10 @@
-"""Writes a checkpoint's NextN layers to a folder of their own, for --speculative-draft-model-path.
+"""Writes a checkpoint's NextN layers to a separate folder, for --speculative-draft-model-path.
 
     export_mtp("/models/DeepSeek-V3", "/models/DeepSeek-V3-NextN")
 
-Names and config.json are those of SGLang's export: modules are counted from 0, and `architectures` is the
-name of a drafter. SGLang loads these names, they have room for several modules (xLLM's have it for one), and
-FP8 blocks stay what they are.
+Names and config.json are as in SGLang's export: modules are counted from 0, and `architectures` is the name
+of a drafter. SGLang loads these names. They allow several modules; xLLM's names allow one. FP8 blocks are
+copied unchanged.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from nextn.models.shards import Shards, open_shards
 from nextn.models.sizes import checked_config
 from nextn.ops.stored import FP8
 
-NOT_COPIED = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf")  # weights, in whatever form
+NOT_COPIED = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf")  # weights in any format
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written: NextN layers, tensors (scales included), their bytes."""
+    """Number of NextN layers written, of tensors (scales included), and of their bytes."""
 
     layers: int
     tensors: int
@@ -46,7 +46,7 @@ class ExportReport:
 
 @dataclass(frozen=True)
 class _Source:
-    """A tensor of the new folder: what it will be, and which of the checkpoint's it comes from."""
+    """A tensor of the new folder: its shape and dtype, and the name of its source in the checkpoint."""
 
     spec: TensorSpec
     name: str
@@ -62,12 +62,12 @@ def export_mtp(
     shard_bytes: int = 5_000_000_000,
     progress: Callable[[int, int], None] | None = None,
 ) -> ExportReport:
-    """Reads and writes tensor by tensor. `output_dir` is there complete, or not at all.
+    """Writes the NextN layers, one tensor at a time. `output_dir` is written completely or not at all.
 
-    dequantize: FP8 blocks become bf16; without it they are copied. with_shared: also the modules' copies of
-    embedding and head, which come from the target where the checkpoint left them out. progress(done, total)
-    in written bytes is called after every tensor.
-    Raises ValueError (CheckpointError for what is wrong with the checkpoint), and OSError.
+    dequantize: FP8 blocks become bf16; otherwise they are copied. with_shared: also writes the modules'
+    copies of embedding and head; if the checkpoint has none, the target's are copied. progress(done, total),
+    in written bytes, is called after every tensor. Raises CheckpointError if the checkpoint is invalid or has
+    no NextN layer, ValueError, and OSError.
     """
     folder = checkpoint_folder(input_dir, "--input-dir")
     cfg = checked_config(folder)
@@ -91,7 +91,7 @@ def export_mtp(
             if is_copied(file):
                 shutil.copyfile(file, new / file.name)
         data = module_config(read_json(folder / "config.json"), cfg, layers)
-        if dequantize or not isinstance(cfg.quantization, Fp8Blocks):  # nothing packed is exported
+        if dequantize or not isinstance(cfg.quantization, Fp8Blocks):  # packed tensors are never exported
             data.pop("quantization_config", None)
         text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
         (new / "config.json").write_text(text, encoding="utf-8")
@@ -101,7 +101,8 @@ def export_mtp(
 def _sources(
     shards: Shards, cfg: ModelConfig, layers: int, to_bf16: bool, with_shared: bool
 ) -> dict[str, _Source]:
-    """By new name, in the files' order. Raises CheckpointError for what does not fit."""
+    """The tensors to write, by new name, in the files' order. Raises CheckpointError if a tensor is missing,
+    has a wrong shape or dtype, or is stored in a few bits."""
     own, repeated = nextn_tensors(cfg, layers), shared_tensors(cfg, layers)
     origins = {_new_name(name, cfg): name for name in own}
     if with_shared:
@@ -130,7 +131,7 @@ def _sources(
 
 
 def _tables(shards: Shards, cfg: ModelConfig, layers: int) -> dict[str, str]:
-    """New name of every module's embedding and head -> whose contents."""
+    """New name of every module's embedding and head -> name of the tensor to copy."""
     names, spec = cfg.names, cfg.mtp
     head = names.embedding if cfg.tie_word_embeddings else names.head
     found: dict[str, str] = {}
@@ -146,7 +147,7 @@ def _tables(shards: Shards, cfg: ModelConfig, layers: int) -> dict[str, str]:
 
 
 def _new_name(name: str, cfg: ModelConfig) -> str:
-    """Modules are counted from 0, not behind the target's layers."""
+    """The exported name of a tensor: modules are counted from 0, not from the end of the target's layers."""
     number, rest = cfg.mtp.parts(name)
     return cfg.mtp.at(number - cfg.first_module) + rest
 
@@ -165,15 +166,15 @@ def _read(shards: Shards, source: _Source, cfg: ModelConfig) -> Tensor:
 
 
 def is_copied(file: Path) -> bool:
-    """Does this file of a checkpoint belong beside its NextN layers too? Tokenizer, generation_config.json,
-    license, the code that config.json's auto_map names."""
+    """Whether to copy this file of the checkpoint too: tokenizer, generation_config.json, license, and the
+    code that config.json's auto_map names."""
     name = file.name
     special = name in ("config.json", GGUF_FILES) or name.lower().startswith("readme") or name.startswith(".")
     return file.is_file() and not special and not name.endswith(NOT_COPIED)
 
 
 def module_config(data: dict[str, Any], cfg: ModelConfig, layers: int) -> dict[str, Any]:
-    """A checkpoint's config.json, of a model that is so many NextN layers alone."""
+    """A checkpoint's config.json, changed to that of a model with only `layers` NextN layers."""
     moe = cfg.is_moe(cfg.num_hidden_layers)
     return data | {
         "architectures": [cfg.mtp.exported[0]],

@@ -1,11 +1,11 @@
-"""A model without weights: scripted logits and a dialled acceptance. `--model-path fake[:0.9,0.7,...]`.
+"""A model without weights, with computed logits and a chosen acceptance: `--model-path fake[:0.9,0.7,...]`.
 
-It is a test instrument. The next token is a hash of every token before it, and the tokens are read back
-from the paged cache through the batch's page tables: a wrong slot, a stale entry or a lost position
-changes the text. The drafter hashes its own cache layer in the same way, so with an acceptance of 1.0
-every draft is right exactly when the drafter's cache is right; the dial then spoils a share of them.
+It is a test instrument. The next token is a hash of every token before it. The tokens are read back from the
+paged cache through the batch's page tables. So a wrong slot, a stale entry or a lost position changes the
+text. The drafter hashes its own cache layer in the same way. With an acceptance of 1.0, every draft is right
+exactly if the drafter's cache is right. With a lower acceptance, a share of 1 - acceptance is made wrong.
 
-Shapes: T rows, hidden [T, 6] f32: four 16-bit words of the hash, "spoiled", draft depth.
+Shapes: T rows, hidden [T, 6] f32: four 16-bit words of the hash, 1 if the draft is made wrong, draft depth.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _VOCAB, _LENGTH = 4096, 4096
 
 
 def parse_acceptance(model_path: str) -> tuple[float, ...] | None:
-    """`fake` or `fake:0.9,0.7` -> acceptance by depth (the last one goes for all beyond); None if
-    it names another model. ValueError for numbers outside [0, 1]."""
+    """`fake` or `fake:0.9,0.7` -> acceptance by draft depth (the last one is for all greater depths, too).
+    None for the path of another model. Raises ValueError for numbers outside [0, 1]."""
     if model_path == FAKE:
         return DEFAULT_ACCEPTANCE
     if not model_path.startswith(FAKE + ":"):
@@ -92,7 +92,7 @@ class FakeModel:
         self.acceptance = acceptance
         gen = torch.Generator().manual_seed(7)
         self._factor = torch.randint(1, 2**40, (_LENGTH + 1,), generator=gen).to(device)
-        self._factor[0] = 0  # the drafter's cache never holds token 0, so the hash leaves it out
+        self._factor[0] = 0  # the drafter's cache never has the token at position 0, so the hash ignores it
 
     def batch(self, spans: Sequence[Span], page_size: int) -> Batch:
         return build_batch(spans, page_size, self.device)
@@ -124,7 +124,8 @@ class FakeModel:
         return self.logits(hidden)
 
     def _hash(self, batch: Batch, cache: Tensor, shift: int) -> Tensor:
-        """[T] int64: of the cached tokens each row may see; entry s counts as token s + shift."""
+        """[T] int64: hash of the cached tokens that each row may attend to. Entry s is the token at position
+        s + shift."""
         parts, queries = [], gathered(batch.attention, self.config.num_attention_heads)
         for g in queries.groups:
             b, q, s = g.size

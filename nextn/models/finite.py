@@ -1,8 +1,8 @@
 """Finds NaN and infinite weights while they are loaded.
 
-A weight that is no number spreads to every token of every request, and the texts that come out say nothing of
-it. Looking at every value takes a few percent of a load: one pass that reads, and only where it finds
-something a second one that counts.
+Such a weight affects every token of every request, and nothing in the texts shows it. The check takes a few
+percent of the loading time: one pass looks for such values, and only if it finds some, a second one counts
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nextn.ops.stored import Stored
 
 LARGEST = torch.finfo(torch.bfloat16).max  # larger values become infinite in bf16
 E4M3_LARGEST = 448.0
-# Of a block of GGUF's types: its bytes, and where its f16 scales (and offsets) lie.
+# By GGUF type: the bytes of a block, and at which bytes of it its f16 scales (and offsets) begin.
 HALVES = {
     "Q4_0": (18, (0,)), "Q4_1": (20, (0, 2)), "Q5_0": (22, (0,)), "Q5_1": (24, (0, 2)), "Q8_0": (34, (0,)),
     "Q2_K": (84, (80, 82)), "Q3_K": (110, (108,)), "Q4_K": (144, (0, 2)), "Q5_K": (176, (0, 2)),
@@ -30,12 +30,12 @@ def non_finite(tensor: Tensor) -> int:
         return 0
     if tensor.dtype == torch.float8_e4m3fn:
         raw = tensor.view(torch.uint8)
-        # The largest patterns of their signs; a mask would write a copy first and take 50 times as long.
+        # NaN is the largest pattern of each sign. A mask would write a copy first and take 50 times as long.
         if raw.amax() < 0xFF and raw.view(torch.int8).amax() < 0x7F:
             return 0
         return int((raw & 0x7F == 0x7F).sum())
     if tensor.dtype == torch.bfloat16:
-        if math.isfinite(tensor.sum().item()):  # neither NaN nor infinity leaves a sum again
+        if math.isfinite(tensor.sum().item()):  # a sum with NaN or infinity is never finite
             return 0
     else:
         low, high = torch.aminmax(tensor)

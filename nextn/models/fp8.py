@@ -1,8 +1,9 @@
-"""FP8 block weights, as DeepSeek-V3 is published: e4m3 values, one float32 scale for each block.
+"""FP8 block weights, the format of DeepSeek-V3's checkpoint: e4m3 values, one float32 scale for each block.
 
     weight[i, j] = float32(stored[i, j]) * scale_inv[i // rows, j // columns]
 
-The last block of a row or column may be partial. ("inv": the inverse of what the weight was divided by.)
+The last block of a row or column may be partial. ("inv": the weight was multiplied by the inverse, to store
+it.)
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SCALE_SUFFIX = "_scale_inv"  # of the weight's own name
 
 
 def scale_shape(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, int]:
-    """Shape of the scales of a weight [N, K]: one per block, partial ones counted.
+    """Shape of the scales of a weight [N, K]: one per block, including partial ones.
 
     >>> scale_shape((576, 7168), (128, 128))
     (5, 56)
@@ -30,7 +31,7 @@ def scale_shape(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, in
 
 
 def scale_rows(rows: range, block: tuple[int, int]) -> range:
-    """Rows of the scales that these rows of the weight have.
+    """The rows of the scales that belong to these rows of the weight.
 
     >>> scale_rows(range(192, 384), (128, 128))
     range(1, 3)
@@ -42,13 +43,13 @@ def dequantize(
     stored: Tensor, scale_inv: Tensor, block: tuple[int, int], dtype: torch.dtype, first: int = 0
 ) -> Tensor:
     """stored [N, K] e4m3, scale_inv `scale_shape` f32 -> [N, K] `dtype`. Multiplied in f32, rounded once.
-    first: of a weight's rows from this one on, with their `scale_rows`.
+    first: index of the first of these rows in the whole weight; scale_inv then has their `scale_rows`.
 
-    Goes by rows of blocks, so that the f32 copy is a small part of the weight.
+    It converts one row of blocks at a time, so that the f32 copy is a small part of the weight.
     """
     rows, columns = block
     n, k = stored.shape
-    cut = first % rows  # of the first block: rows that are not there
+    cut = first % rows  # rows of the first block that `stored` does not have
     assert scale_inv.shape == scale_shape((cut + n, k), block), (stored.shape, scale_inv.shape, block)
     out = fresh((n, k), dtype)
     for b, start in enumerate(range(-cut, n, rows)):
@@ -59,9 +60,9 @@ def dequantize(
 
 
 def block_layers(cfg: ModelConfig, nextn_layers: int, stored: Mapping[str, Format]) -> dict[int, int]:
-    """Decoder layers that products can read as stored, all of whose matrices are in e4m3 blocks of one size,
-    and the inputs of a block. It has to be a power of two from 16 on, as steps of the Triton kernels are.
-    stored: see `nextn.models.loader.stored_formats`."""
+    """Decoder layer -> inputs of a block, for the layers whose matrices are all in e4m3 blocks of one size:
+    products can read these as stored. The size has to be a power of two, at least 16, because the steps of
+    the Triton kernels are. stored: see `nextn.models.loader.stored_formats`."""
     found = {}
     for layer, names in layer_matrices(cfg, nextn_layers).items():
         formats = {stored.get(name) for name in names}

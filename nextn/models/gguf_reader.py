@@ -1,8 +1,8 @@
-"""The tensors of GGUF files by the names of a checkpoint, read one by one.
+"""Reads the tensors of GGUF files, one by one, under a checkpoint's names.
 
-Blocks of few bits come as the file has them (`Stored`), a slice of a stacked tensor for each expert. They are
-read with plain reads, as safetensors files are (`nextn.models.safetensors_reader` says why): a tensor owns
-its bytes, and what the system keeps of the file it can drop.
+Blocks of few bits are returned as stored (`Stored`); each expert is a slice of a stacked tensor. The files
+are read with plain reads, as safetensors files are (`nextn.models.safetensors_reader` says why). A tensor
+owns its bytes, and the system can drop its cached pages of the file.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class _Place:
-    """Of a tensor: what is said of it, and where its rows lie, or those of its halves."""
+    """The place of a tensor: its description, its source, and the file's tensors with its rows (two, if it is
+    stored in halves)."""
 
     info: TensorInfo
     source: Source
     tensors: tuple[FileTensor, ...]
-    paths: tuple[Path, ...]  # of their files: halves may be in two parts
+    paths: tuple[Path, ...]  # files of `tensors`: two halves may be in two parts of the model
 
 
 def open_gguf(files: Sequence[Path]) -> list[GgufFile]:
-    """All files of a model, to be entered. Raises CheckpointError naming the file and the tensor."""
+    """All files of a model, as context managers that open them. Raises CheckpointError, which names the file
+    and the tensor."""
     try:
         stats = tuple((f, s.st_size, s.st_mtime_ns) for f, s in ((f, f.stat()) for f in files))
     except OSError as e:
@@ -50,9 +52,9 @@ def open_gguf(files: Sequence[Path]) -> list[GgufFile]:
     return [GgufFile(path, places) for path, places in zip(files, _places(stats), strict=True)]
 
 
-@functools.lru_cache(4)  # a start opens its files several times
+@functools.lru_cache(4)  # the files are opened several times while an engine starts
 def _places(stats: tuple[tuple[Path, int, int], ...]) -> list[Mapping[str, _Place]]:
-    """Of each file, its tensors by the checkpoint's names, in the order in which they lie there."""
+    """One map per file: the checkpoint's name -> place, in file order."""
     parts = read_parts(stats[0][0])
     where = {name: i for i, header in enumerate(parts.headers) for name in header.tensors}
     if [header.path for header in parts.headers] != [path for path, *_ in stats]:
@@ -95,8 +97,9 @@ def _place(parts: Parts, name: str, source: Source) -> _Place:
 def _info_of_both(
     parts: Parts, name: str, source: KeyValueUp, keys: FileTensor, values: FileTensor
 ) -> TensorInfo:
-    """Of kv_b_proj. `format` says that the file has few bits of it, though it is read widened: so the native
-    kernels hold it in int8. It begins where its keys do."""
+    """The TensorInfo of kv_b_proj, which is read from two tensors; `start` is that of the keys. If the file
+    has it in a few bits, it is read widened. It still has a `format`, so that native kernels hold it in
+    int8."""
     heads, rank = source.heads, values.shape[-1]
     file = parts.part_of(keys.name).path
     for t, count in ((keys, heads * rank), (values, values.rows)):
@@ -123,7 +126,7 @@ def _info_of_both(
 
 
 class GgufFile:
-    """One file, open while it is entered. tensors: in the order in which they lie in it."""
+    """One file; as a context manager, it opens the file. tensors: in file order."""
 
     def __init__(self, path: Path, places: Mapping[str, _Place]) -> None:
         self.path, self._places = path, places
@@ -145,8 +148,8 @@ class GgufFile:
         self._open.close()
 
     def read(self, name: str, rows: range | None = None) -> Tensor | Stored:
-        """One tensor, or these rows of its first axis: `Stored` where the file has blocks of few bits, but
-        kv_b_proj in f32 then."""
+        """One tensor, or these rows of its first axis: `Stored` if the file has blocks of few bits. For
+        kv_b_proj, f32 in this case."""
         place = self._places[name]
         rows = range(place.info.shape[0]) if rows is None else rows
         if isinstance(place.source, KeyValueUp):
@@ -163,7 +166,8 @@ class GgufFile:
         return found.take(order) if isinstance(found, Stored) else found[order]
 
     def _kv_up(self, place: _Place, rows: range) -> Tensor:
-        """Keys are [heads, rank, nope] in the file, values [heads, v, rank]: [nope + v, rank] a head."""
+        """Rows of kv_b_proj, [nope + v, rank] per head. In the file keys are [heads, rank, nope], values
+        [heads, v, rank]."""
         keys, values = place.tensors
         assert isinstance(place.source, KeyValueUp)
         heads, rank = place.source.heads, place.info.shape[1]
@@ -179,7 +183,7 @@ class GgufFile:
     def _read(
         self, place: _Place, which: int, first: int, count: int, columns: tuple[int, ...]
     ) -> Tensor | Stored:
-        """Rows of one of its tensors."""
+        """`count` rows of place.tensors[which], from `first` on. Raises CheckpointError for a short file."""
         tensor, file = place.tensors[which], self._files[place.paths[which]]
         size = (tensor.end - tensor.start) // tensor.rows
         raw = read_fresh(file, tensor.start + first * size, count * size)

@@ -1,4 +1,4 @@
-"""Loads a checkpoint's weights, one tensor at a time; nothing is left over and nothing is missing.
+"""Loads a checkpoint's weights, one tensor at a time, and checks that no tensor is missing or unexpected.
 
     load_checkpoint(
         folder, expected_tensors(cfg, n), model.place,
@@ -6,8 +6,8 @@
         rows=model.rows(),
     )
 
-All headers are read and compared with what the model wants before the first tensor is. So a checkpoint that
-does not fit fails at once, with every fault in one message, and leaves no half-filled model.
+All headers are read and compared with the model's tensors before the first tensor is read. So a checkpoint
+that does not fit fails at once, with every fault in one message, and leaves no half-filled model.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from nextn.ops.widen import widened
 
 PLAIN = ("F32", "BF16", "F16")
 ALLOW_NON_FINITE = "--allow-non-finite-weights"
-LEFTOVERS = (".rotary_emb.inv_freq",)  # tables that old exporters saved; they follow from the config
+LEFTOVERS = (".rotary_emb.inv_freq",)  # tables that old exporters saved; the config determines them
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What was read: files, tensors placed, their stored bytes (scales included), wall time; tensors with NaN
-    or infinite values, and how many of them; matrices in a few bits that were widened, with the reason where
-    it lies in the file."""
+    """Numbers of files read, of tensors placed and of their stored bytes (scales included), and wall time.
+    non_finite: the tensors with NaN or infinite values, and how many of these. widened: the matrices in a few
+    bits that were widened, with the reason if it is a property of the file."""
 
     files: int
     tensors: int
@@ -52,7 +52,7 @@ class LoadReport:
 
 @dataclass
 class _Faults:
-    """Why a checkpoint does not fit, each with the tensors it is true of."""
+    """The reasons why a checkpoint does not fit, each with the names of its tensors."""
 
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
@@ -86,16 +86,16 @@ def load_checkpoint(
 ) -> LoadReport:
     """Calls place(name, tensor) once for every name in `expected`, in file order.
 
-    A tensor is f32, bf16 or f16 as stored, on the CPU, and its memory is its own: `place` may keep it.
-    With `quantization`, FP8 block weights come dequantized to `dtype`; so do matrices in a few bits. Packed
+    A tensor is f32, bf16 or f16 as stored, on the CPU. It owns its memory: `place` may keep it.
+    With `quantization`, FP8 block weights are dequantized to `dtype`; matrices in a few bits are too. Packed
     codes are one matrix, under the name of the plain one.
-    shared: names and shapes that may be there and are not loaded. skip_prefixes: names that do not matter.
-    as_stored: names that come undequantized: in FP8, as place(name, e4m3 [N, K], scale [N, blocks of K] f32);
-    in a few bits, as place(name, Stored).
-    rows: names of which these rows of the first axis alone are read and placed, or nothing where there are
-    none; `expected` has whole shapes.
-    Raises CheckpointError: a broken file, or names missing, unexpected, or of a wrong shape or dtype; and
-    when all is read, unless `allow_non_finite`, for NaN or infinite weights.
+    shared: names and shapes that may exist and are not loaded. skip_prefixes: prefixes of names to ignore.
+    as_stored: names that are not dequantized. FP8: place(name, e4m3 [N, K], scale [N, blocks of K] f32); a
+    few bits: place(name, Stored).
+    rows: by name, the rows of the first axis to read and place; the tensor is skipped if the range is empty.
+    `expected` has whole shapes.
+    Raises CheckpointError for a broken file, and for names that are missing, unexpected, or of a wrong shape
+    or dtype. After the last tensor, also for NaN or infinite weights, unless `allow_non_finite`.
     """
     begin = time.perf_counter()
     shared, rows = shared or {}, rows or {}
@@ -128,10 +128,10 @@ def load_checkpoint(
 
 
 def stored_nextn_layers(folder: str | Path, cfg: ModelConfig) -> int:
-    """How many of the config's NextN modules the files really hold, counted from the first.
+    """Number of the config's NextN modules that the files contain, counted from the first.
 
-    It can be fewer than num_nextn_predict_layers: transformers and many converters drop the modules and keep
-    the key. A module of which only some tensors are there counts, so that loading it names the others.
+    It can be smaller than num_nextn_predict_layers: transformers and many converters drop the modules and
+    keep the key. A module with only some of its tensors counts, so that loading it names the missing ones.
     """
     if cfg.num_nextn_predict_layers == 0:
         return 0
@@ -143,7 +143,7 @@ def stored_nextn_layers(folder: str | Path, cfg: ModelConfig) -> int:
 
 
 def stored_formats(folder: str | Path, quantization: Quantization | None) -> dict[str, Format]:
-    """The matrices that the files hold in e4m3 blocks or in a few bits, and how."""
+    """Names of the matrices that the files store in e4m3 blocks or in a few bits, and their formats."""
     with open_shards(folder, quantization) as shards:
         found = {name: info.format for name in shards.where if (info := shards.info(name)).format}
         if isinstance(quantization, Fp8Blocks):
@@ -160,7 +160,7 @@ def compare(
     skip_prefixes: tuple[str, ...],
     quantization: Quantization | None,
 ) -> None:
-    """Raises CheckpointError with all that does not fit; the arguments are `load_checkpoint`'s."""
+    """Raises CheckpointError with every tensor that does not fit. Arguments as in `load_checkpoint`."""
     faults = _Faults(missing=[name for name in expected if name not in shards.where])
     for name in shards.where:
         info = shards.info(name)
@@ -208,7 +208,7 @@ def _is_fp8(info: TensorInfo, quantization: Quantization | None) -> bool:
 
 
 class _Weights:
-    """Reads tensors, or their `rows`, and takes down which have values that are no numbers."""
+    """Reads tensors, or their `rows`, and lists those with NaN or infinite values in `non_finite`."""
 
     def __init__(self, shards: Shards, rows: Mapping[str, range], quantization: Quantization | None) -> None:
         self.shards, self.rows = shards, rows
@@ -217,7 +217,7 @@ class _Weights:
         self.non_finite: list[str] = []
 
     def dequantized(self, name: str, dtype: torch.dtype) -> Tensor:
-        """As stored; of FP8 blocks, or a few bits, in `dtype`."""
+        """A tensor as stored. FP8 blocks and matrices in a few bits are converted to `dtype`."""
         stored = self._read(name, non_finite)
         if isinstance(stored, Stored):
             return widened(stored, dtype)
@@ -227,7 +227,7 @@ class _Weights:
         return dequantize(stored, self._scale(name), self.block, dtype, first)
 
     def as_stored(self, name: str) -> tuple[Tensor | Stored, ...]:
-        """A matrix in a few bits; or in e4m3, [N, K] and a row of block scales for each of its rows."""
+        """A matrix in a few bits; or one in e4m3, [N, K], and block scales, one row for each of its rows."""
         stored = self._read(name, non_finite)
         if isinstance(stored, Stored):
             return (stored,)
@@ -236,7 +236,7 @@ class _Weights:
         return stored, scale.repeat_interleave(self.block[0], 0)[cut : cut + len(stored)]
 
     def bytes(self, name: str) -> int:
-        """That are read of a tensor, its scales included."""
+        """Number of bytes that are read for a tensor, its scales included."""
         names = (name, name + SCALE_SUFFIX) if self._is_fp8(name) else (name,)
         extents = (self.shards.info(n).extent(self._rows(n)) for n in names)
         return sum(end - start for start, end in extents)
@@ -245,14 +245,14 @@ class _Weights:
         return self.shards.info(name).dtype == FP8
 
     def _rows(self, name: str) -> range | None:
-        """Of a tensor, or of a weight's scales."""
+        """The rows to read of a tensor, or of a weight's scales; None: all."""
         weight = name.removesuffix(SCALE_SUFFIX)
         if weight == name or weight not in self.rows:
             return self.rows.get(name)
         return scale_rows(self.rows[weight], self.block)
 
     def _scale(self, name: str) -> Tensor:
-        """Of blocks, which may lie in another file than the weight."""
+        """The block scales of a weight. They may be in another file than the weight."""
         scale = self._read(name + SCALE_SUFFIX, non_finite_scales)
         assert isinstance(scale, Tensor)
         return scale

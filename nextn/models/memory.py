@@ -1,7 +1,8 @@
-"""Memory for one tensor that goes back to the system when the tensor goes.
+"""Allocates memory for one tensor; it goes back to the system when the tensor is freed.
 
-Loading allocates and frees large tensors between allocations that stay. malloc keeps such holes: loading
-105 MB of weights in 5 MB tensors took up to 40 MB more, another number in every run. A mapping leaves none.
+Loading allocates and frees large tensors between allocations that stay. malloc keeps the holes: loading
+105 MB of weights in 5 MB tensors took up to 40 MB more, and a different number in every run. A mapping leaves
+no holes.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from io import FileIO
 import torch
 from torch import Tensor
 
-SMALL = 256 * 1024  # bytes up to which malloc's holes do no harm
+SMALL = 256 * 1024  # bytes; smaller holes of malloc do no harm
 
 
 def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An uninitialised CPU tensor; it may be kept."""
+    """An uninitialised CPU tensor. The caller may keep it."""
     size = math.prod(shape) * dtype.itemsize
     if size <= SMALL:
         return torch.empty(shape, dtype=dtype)
@@ -25,7 +26,7 @@ def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def read_fresh(file: FileIO, at: int, size: int) -> Tensor | None:
-    """[size] uint8: the bytes of a file from `at` on. None if the file ends before."""
+    """[size] uint8: the bytes of a file from offset `at` on. None if the file has fewer."""
     raw = fresh((size,), torch.uint8)
     view = raw.numpy().data
     file.seek(at)

@@ -1,6 +1,6 @@
-"""Every tensor of a checkpoint by name and shape: weights are [out, in], names are the family's.
+"""Names and shapes of every tensor of a checkpoint. Weights are [out, in]; the names are the family's.
 
-NextN module k is layer num_hidden_layers + k: a decoder layer with four tensors of its own besides.
+NextN module k is layer num_hidden_layers + k: a decoder layer and four tensors of the module's own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def expected_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
-    """What must be loaded for the target and its first `nextn_layers` NextN modules."""
+    """The tensors of the target and its first `nextn_layers` NextN modules, all of which must be loaded."""
     assert 0 <= nextn_layers <= cfg.num_nextn_predict_layers, nextn_layers
     hidden, vocab, names = cfg.hidden_size, cfg.vocab_size, cfg.names
     found: Shapes = {names.embedding: (vocab, hidden)}
@@ -29,8 +29,8 @@ def expected_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
 
 
 def size_of(cfg: ModelConfig, nextn_layers: int) -> tuple[int, int]:
-    """(tensors, their values) of `expected_tensors`, from one layer of each kind: layers and experts may be
-    as many as a config says."""
+    """(number of tensors, number of their values) in `expected_tensors`. Computed from one layer of each
+    kind, so that it takes no time however many layers and experts a config names."""
     first = min(cfg.first_k_dense_replace, cfg.num_hidden_layers)
     moe = cfg.num_hidden_layers - first if cfg.n_routed_experts else 0
     dense = cfg.num_hidden_layers - moe
@@ -52,8 +52,8 @@ def size_of(cfg: ModelConfig, nextn_layers: int) -> tuple[int, int]:
 
 
 def layer_matrices(cfg: ModelConfig, nextn_layers: int) -> dict[int, list[str]]:
-    """By decoder layer, those of the NextN modules counted on, the matrices of its products with whole rows:
-    not the router, which is f32, and not kv_b_proj, which is multiplied by head."""
+    """Decoder layer -> its matrices that are multiplied with whole rows. The router (f32) and kv_b_proj
+    (multiplied per head) are not among them. NextN module k is layer num_hidden_layers + k."""
     names = cfg.names
     at = {i: names.at(i) for i in range(cfg.num_hidden_layers)}
     at |= {cfg.num_hidden_layers + k: cfg.module_at(k) for k in range(nextn_layers)}
@@ -83,7 +83,7 @@ def nextn_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
 
 
 def shared_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
-    """Names that a checkpoint may hold besides: copies of the target's embedding and head."""
+    """Further tensors that a checkpoint may contain: copies of the target's embedding and head."""
     table, spec = (cfg.vocab_size, cfg.hidden_size), cfg.mtp
     found: Shapes = {cfg.names.head: table} if cfg.tie_word_embeddings else {}
     for k in range(nextn_layers):
@@ -92,7 +92,7 @@ def shared_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
 
 
 def nextn_prefixes(cfg: ModelConfig, first: int = 0) -> tuple[str, ...]:
-    """Prefixes of the NextN modules from number `first` on; those that are not loaded are skipped by them."""
+    """Prefixes of the NextN modules from number `first` on. With them, the loader skips unused modules."""
     return tuple(map(cfg.module_at, range(first, cfg.num_nextn_predict_layers)))
 
 
@@ -102,15 +102,15 @@ def cut_prefixes(cfg: ModelConfig) -> tuple[str, ...]:
 
 
 def target_prefixes(cfg: ModelConfig) -> tuple[str, ...]:
-    """Prefixes of what belongs to no NextN module."""
+    """Prefixes of all tensors that belong to no NextN module."""
     names = cfg.names
     others = (name.removesuffix("weight") for name in (names.embedding, names.norm, names.head))
     return (*map(names.at, range(cfg.num_hidden_layers + cfg.cut_layers)), *others)
 
 
 def product_shapes(cfg: ModelConfig) -> set[tuple[int, int]]:
-    """(n_out, n_in) of every matrix product of the model as it is computed: gate and up projection
-    as one, the two that read the attention's input as one, and those of absorbed attention per head."""
+    """(n_out, n_in) of every matrix product of the model as it is computed: gate and up projection are one
+    product, all projections of the attention's input are one, absorbed attention has products per head."""
     hidden = cfg.hidden_size
     found = _gqa_products(cfg, cfg.gqa) if cfg.gqa is not None else _mla_products(cfg)
     found |= {

@@ -1,7 +1,8 @@
-"""Every family on the native CPU kernels: the model of `nextn.models.torch_model`, with one call a step.
+"""The model of `nextn.models.torch_model` on the native CPU kernels, for all families. One native call runs a
+pass, or a whole step of plain requests (`plain_step`).
 
-The residual stream, norms, router and softmax are f32; what products and attention read is bf16; their
-sums are f32. A row has the same bits whatever is beside it (csrc/linear.h, csrc/attention.h).
+The residual stream, norms, router and softmax are f32. Products and attention read bf16 and sum in f32. A
+row has the same bits in every batch (csrc/linear.h, csrc/attention.h).
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from nextn.ops.stored import Format
 WIDEST = {  # buffers in csrc/forward.h and csrc/moe.h
     "hidden_size": 16384, "q_lora_rank": 8192, "kv_lora_rank": 1024, "n_routed_experts": 1024
 }  # fmt: skip
-WIDEST_HEAD = 1024  # of grouped queries
+WIDEST_HEAD = 1024  # with grouped-query attention
 
 
 def native_batch(batch: PackedBatch) -> NxBatch:
-    """The batch as the kernels read it, where it lies: for as long as that lives."""
+    """The batch as the kernels read it. It points into the arrays of `batch`, which must outlive it."""
     return NxBatch(
         batch.rows, len(batch.starts), batch.token_ids.buffer_info()[0], batch.starts.buffer_info()[0],
         batch.page_at.buffer_info()[0], batch.cu_rows.buffer_info()[0],
@@ -51,7 +52,7 @@ def native_batch(batch: PackedBatch) -> NxBatch:
 
 
 class Room(NamedTuple):
-    """tensor: [rows, ..]. at: where it lies."""
+    """A buffer for results. tensor: [rows, width] f32. at: its address."""
 
     tensor: Tensor
     rows: int
@@ -59,9 +60,8 @@ class Room(NamedTuple):
 
 
 class NativeModel:
-    """`place` every tensor of the checkpoint before the first step. level: of the kernels; None is the best.
-
-    Raises ValueError for a model that is wider than the kernels' buffers.
+    """Call `place` with every tensor of the checkpoint before the first step. level: instruction set of the
+    kernels; None: the best one. Raises ValueError for a model that is wider than the kernels' buffers.
     """
 
     dtype = torch.bfloat16  # of the cache
@@ -82,9 +82,9 @@ class NativeModel:
         way: Callable[[int], int] = lambda kind: 0,
         fp8_rows: bool = False,
     ) -> None:
-        """ranks: that compute every step together. world: these and others that share the target's experts
-        with them; before each `forward`, all call its `step`. way: of the products of each kind of weights
-        (`nextn.ops.cpu.ways`). fp8_rows: routed experts read rows rounded to e4m3."""
+        """ranks: the ranks that compute every step together. world: these ranks and others, if they share the
+        target's experts; before each `forward`, all call its `step`. way: how the products of each kind of
+        weights are computed (`nextn.ops.cpu.ways`). fp8_rows: routed experts read rows rounded to e4m3."""
         for name, most in WIDEST.items():
             if (getattr(cfg, name) or 0) > most:
                 raise ValueError(f"{name} is {getattr(cfg, name)}: the native kernels take at most {most}")
@@ -169,7 +169,7 @@ class NativeModel:
     def draft(self, batch: PackedBatch, hidden: Tensor, pool: KVPool, layer: int = 0) -> Tensor:
         assert 0 <= layer < self.nextn_layers, layer
         rows = hidden.contiguous()
-        out = self._room("draft", *rows.shape)  # read before it is written where `rows` lies there too
+        out = self._room("draft", *rows.shape)  # may contain `rows`: the kernels read before they write
         engine, states = self._on(pool), rows.data_ptr()
         self._call(self._kernels.nx_draft, engine, native_batch(batch), states, layer, out.data_ptr())
         return out
@@ -227,7 +227,7 @@ class NativeModel:
         return np.stack(own) if own else none, np.stack(nextn) if nextn else none
 
     def expert_bytes_read(self) -> int:
-        """Of experts whose weights were read since the last call, each counted once in each layer's pass."""
+        """Bytes of the experts read since the last call. Each pass of a layer counts an expert once."""
         return int(self._kernels.nx_engine_expert_bytes(self._engine)) if self._engine else 0
 
     def _call(self, function: Callable[..., int], *arguments: object) -> None:
@@ -237,8 +237,8 @@ class NativeModel:
             raise peers.gone()
 
     def _room(self, name: str, rows: int, width: int) -> Tensor:
-        """[rows, width] f32 to write a result into; the same memory the next time, so that a step allocates
-        nothing once its buffers have grown."""
+        """A buffer [rows, width] f32 for a result. The next call returns the same memory, so steps allocate
+        nothing once the buffers have grown."""
         return self._grown(name, rows, width).tensor[:rows]
 
     def _grown(self, name: str, rows: int, width: int) -> Room:
@@ -249,18 +249,18 @@ class NativeModel:
         return room
 
     def _on(self, pool: KVPool) -> Any:
-        """The kernels' engine over this pool's memory."""
+        """The kernels' engine, which reads and writes this pool's memory."""
         if pool is not self._pool:
             self._pool = pool
             self._model.cache, self._model.page = pool.data.data_ptr(), pool.page_size
             self._model.layer_elements = pool.data.stride(0)
-            if self.world is not None:  # first: then there are arrays for two halves
+            if self.world is not None:  # before the ranks: it provides arrays for two halves of a batch
                 self.world.shared_by(self._model, len(self.weights.layers))
             if self._ranks is not None:
                 self._model.ranks = self._ranks.shared_by(self._model, len(self.weights.layers))
             self._engine = self._kernels.nx_engine_new(self._model, self.threads, len(self.weights.layers))
             if not self._engine:
                 raise MemoryError(f"the system gives no memory or no {self.threads} threads for the kernels")
-            # When Python ends, a thread may still be in a step, and the system frees everything.
+            # Not at exit: a thread may still be in a step then, and the system frees everything.
             weakref.finalize(self, self._kernels.nx_engine_free, self._engine).atexit = False
         return self._engine

@@ -1,7 +1,7 @@
-"""Grouped-query attention's weights (GQA) for the native kernels; csrc/gqa.h says how they are read.
+"""Places the weights of grouped-query attention (GQA) for the native kernels; csrc/gqa.h reads them.
 
-A rank has the queries of its own heads, and the keys and values of all: it caches all of an entry. Rows of
-queries and keys, their biases and their norms go in the order of `nextn.layers.head_rows`.
+A rank has the queries of its own heads, and the keys and values of all heads, because it caches whole
+entries. Rows of queries and keys, their biases and their norms are in the order of `nextn.layers.head_rows`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nextn.ops.stored import Stored
 
 
 def grouped_attention(to: NativePanels, gqa: GqaAttention, prefix: str, layer: Layer) -> None:
-    """All but the product after attention. prefix: of the decoder layer's tensors."""
+    """All weights except the product after attention. prefix: of the decoder layer's tensor names."""
     cfg, names, width = to.cfg, to.cfg.names, gqa.head_dim
     own = to.part(cfg.num_attention_heads, 1)
     queries, keys = range(own.start * width, own.stop * width), range(gqa.num_key_value_heads * width)
@@ -32,7 +32,7 @@ def grouped_attention(to: NativePanels, gqa: GqaAttention, prefix: str, layer: L
         whole = to.matrix(total, cfg.hidden_size, tensors)
         weights = [whole, whole, whole]
         firsts: Sequence[int] = begins
-    else:  # one beside the other: none of them need be widened
+    else:  # three matrices: each keeps its own format, so none has to be widened
         weights = [to.matrix(len(rows), cfg.hidden_size, (prefix + name,)) for name, rows in parts.items()]
         layer.key_up, layer.value_up = weights[1].struct, weights[2].struct
         firsts = (0, 0, 0)
@@ -60,7 +60,7 @@ def grouped_attention(to: NativePanels, gqa: GqaAttention, prefix: str, layer: L
 def _ordered(
     weight: PackedWeight, rows: range, order: Sequence[int] | None, first: int
 ) -> Callable[..., None]:
-    """Places these rows of a tensor, in this order, at outputs `first` and on."""
+    """Returns a function that places these rows of a tensor, in this order, from output `first` on."""
 
     def place(tensor: Tensor | Stored, scale: Tensor | None = None) -> None:
         own, scales = some_rows(tensor, rows), None if scale is None else own_rows(scale, rows)

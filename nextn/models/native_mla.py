@@ -1,4 +1,4 @@
-"""Latent attention's weights (MLA) for the native kernels; csrc/model.h says what each is."""
+"""Places the weights of latent attention (MLA) for the native kernels; csrc/model.h defines each of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nextn.ops.cpu.weights import PackedWeight
 
 
 def latent_attention(to: NativePanels, prefix: str, layer: Layer) -> None:
-    """All but the product after attention. prefix: of the decoder layer's tensors."""
+    """All weights except the product after attention. prefix: of the decoder layer's tensor names."""
     cfg, names = to.cfg, to.cfg.names
     rank, value = cfg.kv_lora_rank, cfg.v_head_dim
     own = to.part(cfg.num_attention_heads, 1)
@@ -26,8 +26,7 @@ def latent_attention(to: NativePanels, prefix: str, layer: Layer) -> None:
     else:
         to.split(q_down, down, own_queries)
     to.take(kv_down, partial(down.place, first=q_in), None)
-    # The two halves of kv_up are read per head, one of them transposed: the file's blocks do not fit
-    # them.
+    # The two halves of kv_up are read per head, and one of them transposed. So the file's blocks do not fit.
     kind = INT8 if to.few_bits(prefix + names.kv_up) else BF16
     key_up = to.matrix(rank, cfg.qk_nope_head_dim, kind=kind, members=len(own))
     value_up = to.matrix(value, rank, kind=kind, members=len(own))

@@ -1,4 +1,4 @@
-"""Where the native kernels' weights lie, and which rows of a checkpoint's tensors go into them."""
+"""Allocates the native kernels' weights, and decides which rows of a checkpoint's tensors go into them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from nextn.ops.stored import FP8, INT4, Format, Stored
 
 
 class NativePanels:
-    """Zeros until `place` has been called for every tensor.
+    """The weights of one rank. They are zeros until `place` has been called for every tensor.
 
-    quantize: what the layers' matrices are converted to, INT8 or INT4. stored: names that the checkpoint
-    stores in e4m3 blocks or in a few bits. A matrix whose parts are all stored alike stays so, and those
-    names are in `as_stored`: they are wanted as they are. One in a few bits is not converted.
+    quantize: format that the layers' matrices are converted to, INT8 or INT4. stored: formats of the tensors
+    that the checkpoint stores in e4m3 blocks or in a few bits, by name. A matrix whose parts all have the
+    same format keeps it; their names are in `as_stored`, and `place` takes them undequantized. `quantize`
+    does not apply to a matrix that is stored in a few bits.
     """
 
     def __init__(
@@ -36,29 +37,29 @@ class NativePanels:
         share: ExpertShare | None,
         way: Callable[[int], int],
     ) -> None:
-        """rank, size: of the ranks that compute a step together; this one holds its own outputs of each
-        product. share: of the target's routed experts, where more ranks share them. way: of the products of a
-        kind, see `nextn.ops.cpu.ways`."""
+        """rank, size: this rank, and how many compute a step together; each holds its own outputs of every
+        product. share: this rank's routed experts, if a world of ranks shares the target's. way: kind of
+        weights -> how its products are computed, see `nextn.ops.cpu.ways`."""
         self.rank, self.size, self.share = rank, size, share
         self.cfg, self._stored, self._quantize = cfg, stored or {}, quantize
-        self._coarse = False  # what is not stored in one byte already goes into int8
+        self._coarse = False  # True: matrices that are not yet in one byte or less are converted to int8
         self._way = way
         self.as_stored: frozenset[str] = frozenset()
-        self.not_whole_groups: list[str] = []  # to be converted to INT4, and in INT8 instead
+        self.not_whole_groups: list[str] = []  # in INT8, not INT4: their inputs are not whole groups
         self._places: dict[str, Callable[..., None]] = {}
-        self.rows: dict[str, range] = {}  # by name: those of its rows that `place` wants
+        self.rows: dict[str, range] = {}  # by name: the rows of the tensor that `place` takes
         self._arena = Arena()
         self.packed: list[PackedWeight] = []
-        self._plain: list[Tensor] = []  # norms and biases: kept, for the kernels hold pointers to them
+        self._plain: list[Tensor] = []  # norms and biases: the kernels hold pointers to them
 
     def part(self, n: int, unit: int) -> range:
-        """Those of n outputs that this rank computes."""
+        """The part of n outputs that this rank computes."""
         return part_of(n, unit, self.rank, self.size)
 
     def place(self, name: str, tensor: Tensor | Stored, scale: Tensor | None = None) -> None:
-        """Takes over one tensor, whole or those rows of it that `rows` names. scale: of e4m3 blocks, if it is
-        in `as_stored`, a row of them for each output. Raises CheckpointError for a matrix in a few bits whose
-        scales the kernels cannot hold."""
+        """Copies one tensor into the weights; it is whole, or has only the rows in `rows`. scale: for e4m3
+        blocks in `as_stored`, one row of block scales per output. Raises CheckpointError if the kernels
+        cannot hold the scales of a matrix in a few bits."""
         try:
             self._places[name](tensor, **({} if scale is None else {"scale": scale}))
         except ValueError as e:
@@ -66,14 +67,15 @@ class NativePanels:
 
     @property
     def ways(self) -> dict[str, str]:
-        """Formats that are not multiplied in the level's own way: by name, in which."""
+        """Formats whose products are not computed in the level's default way: format -> way."""
         chosen = {int(packed.kind): int(packed.struct.way) for packed in self.packed}
         return {KINDS[kind]: WAYS[way] for kind, way in sorted(chosen.items()) if way}
 
     def matrix(
         self, n_out: int, n_in: int, names: Collection[str] = (), kind: int | None = None, members: int = 1
     ) -> PackedWeight:
-        """names: the checkpoint's, of all that goes into it. kind: unless it is stored in a few bits."""
+        """Allocates a matrix. names: the checkpoint's tensors that go into it. kind: of the matrix, unless
+        those are stored in a few bits; None: the layers' kind."""
         format = self._common_format(names)
         few = None if format is None or format.name == FP8 else kind_of(format, n_in)
         block = 0
@@ -92,15 +94,15 @@ class NativePanels:
         return packed
 
     def alike(self, names: Collection[str]) -> bool:
-        """Are all of these stored in one way?"""
+        """Whether all these tensors are stored in the same format."""
         return len({self._stored.get(name) for name in names}) == 1
 
     def _common_format(self, names: Collection[str]) -> Format | None:
-        """How all of these are stored, if that is one way."""
+        """The format of these tensors, if they all have the same one."""
         return self._stored.get(next(iter(names))) if self.alike(names) else None
 
     def few_bits(self, name: str) -> bool:
-        """Is this matrix stored in a few bits, or to be converted to 4?"""
+        """Whether this matrix is stored in a few bits, or will be converted to 4 bits."""
         format = self._stored.get(name)
         made = self._quantize
         return (format is not None and format.name != FP8) or (made is not None and made.name == INT4)
@@ -111,36 +113,36 @@ class NativePanels:
             made = kind_of(self._quantize, n_in)
             return (INT8, 0) if made is None else (made, self._quantize.group)
         if format is not None and format.name == FP8 and format.group % 2 == 0:
-            return E4M3, format.group  # the kernels read inputs in pairs: no pair may lie in two blocks
+            return E4M3, format.group  # the kernels read inputs in pairs: a pair has to be in one block
         return (INT8, 0) if self._coarse else (BF16, 0)
 
     def take(self, name: str, place: Callable[..., None], rows: range | None) -> None:
-        """rows: those of the tensor that the rank takes; None: it needs to see all. A tensor may go to
-        several places, all of which take the same rows."""
+        """Adds a destination for a tensor. rows: the rows that the rank takes; None: it needs all of them. A
+        tensor may have several destinations; all of them take the same rows."""
         before = self._places.get(name)
         self._places[name] = place if before is None else both(before, place)
         if rows is not None and (self.size > 1 or self.share is not None):
             self.rows[name] = rows
 
     def split(self, name: str, weight: PackedWeight, own: range, **where: Any) -> None:
-        """Of this tensor the rank takes these rows."""
+        """The rank takes the rows `own` of this tensor."""
         self.take(name, rows_of(weight, own, **where), own)
 
     def vector(self, name: str, n: int) -> int:
-        """Address of a norm's weight or a bias, which is this tensor."""
+        """Allocates a norm's weight or a bias, which this tensor fills. Returns its address."""
         weight = self.zeros(n)
         self._places[name] = partial(copy_to, weight[:n])
         return weight.data_ptr()
 
     def zeros(self, n: int) -> Tensor:
-        """Room for a norm's weight or a bias: n f32, and zeros up to a multiple of 32."""
+        """Memory for a norm's weight or a bias: n f32, and zeros up to a multiple of 32."""
         weight = norm_weight(n)
         self._plain.append(weight)
         return weight
 
 
 def rows_of(weight: PackedWeight, rows: range, **where: Any) -> Callable[..., None]:
-    """Places these rows of a tensor."""
+    """Returns a function that places these rows of a tensor."""
 
     def place(tensor: Tensor | Stored, scale: Tensor | None = None) -> None:
         own = some_rows(tensor, rows)
@@ -150,14 +152,14 @@ def rows_of(weight: PackedWeight, rows: range, **where: Any) -> Callable[..., No
 
 
 def some_rows(tensor: Tensor | Stored, rows: range) -> Tensor | Stored:
-    """The same of `own_rows`, of any matrix."""
+    """`own_rows` for a matrix in any format."""
     if isinstance(tensor, Stored):
         return tensor if len(tensor) == len(rows) else tensor.rows(rows)
     return own_rows(tensor, rows)
 
 
 def own_rows(tensor: Tensor, rows: range) -> Tensor:
-    """These of a whole tensor's rows; a tensor of just as many is those already."""
+    """These rows of a tensor. A tensor with exactly as many rows has been cut already."""
     return tensor if len(tensor) == len(rows) else tensor[rows.start : rows.stop]
 
 

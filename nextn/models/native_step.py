@@ -1,4 +1,4 @@
-"""`nextn.models.one_call` on the native kernels: what csrc/step.h reads and writes."""
+"""Packs and reads the arrays of csrc/step.h: `nextn.models.one_call` on the native kernels."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def ask(draw: DrawParams, ends: array[int], limit: int) -> bytes:
 
 
 class Found:
-    """Room for what the kernels find, the same in every step: of each request NxTaken, then what
-    ran, then the guesses; their bins beside it."""
+    """Buffers for the results of a step, reused in every step. One has NxTaken per request, then the work,
+    then the guesses. The other has the guesses' bins."""
 
     def __init__(self) -> None:
         self._grow(64)
@@ -28,7 +28,7 @@ class Found:
         self._at, self._bins_at = self._numbers.buffer_info()[0], self._bins.buffer_info()[0]
 
     def packed(self, step: PlainStep, vocab: int, hidden: int, scores: int) -> bytes:
-        """The step for nx_step. hidden, scores: where these lie."""
+        """The step as nx_step reads it. hidden, scores: addresses of these buffers."""
         spans, width = step.spans, step.num_steps
         work = TAKEN * spans
         guesses = work + WORK + width

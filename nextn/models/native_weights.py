@@ -1,5 +1,5 @@
-"""A model's weights for the native kernels: embedding, heads, layers, and NextN modules. Attention is in
-`native_mla` and `native_gqa`."""
+"""A model's weights for the native kernels: embedding, heads, layers, and NextN modules. The weights of
+attention are in `native_mla` and `native_gqa`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from nextn.ops.widen import widened
 
 @dataclass(frozen=True)
 class Drafting:
-    """How NextN modules make their guesses. Nothing here changes a text: guesses are verified.
+    """How NextN modules make their guesses. These options change no text: guesses are verified.
 
-    int8: their matrices, and a copy of the head, in int8: half the bytes of a draft.
-    tokens: ids that may be drafted, in any order: the copy of the head has rows for no others.
+    int8: the modules' matrices and a copy of the head are in int8. A draft reads half the bytes.
+    tokens: ids that may be drafted, in any order. The copy of the head has rows for these ids only.
     """
 
     int8: bool = False
@@ -36,8 +36,8 @@ class Drafting:
 
 
 class NativeWeights(NativePanels):
-    """quantize: of NextN layers the matrices are converted to INT8 in either case, as a drafter in 4 bits is
-    wrong too often."""
+    """All weights of one rank. quantize: for INT8 and for INT4, the matrices of NextN layers are converted to
+    INT8, because a drafter in 4 bits is wrong too often."""
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class NativeWeights(NativePanels):
         share: ExpertShare | None = None,
         way: Callable[[int], int] = lambda kind: 0,
     ) -> None:
-        """Raises ValueError where there are too few outputs for so many ranks."""
+        """Raises ValueError if the model's products have too few outputs for the number of ranks."""
         check_ranks(cfg, size, share)
         super().__init__(cfg, quantize, stored, rank, size, share, way)
-        self.tables: dict[int, ExpertTable] = {}  # by layer, where experts are shared
-        self.chosen: dict[int, np.ndarray] = {}  # by layer: how often rows chose each expert, counted up
+        self.tables: dict[int, ExpertTable] = {}  # by layer, if ranks share the experts
+        self.chosen: dict[int, np.ndarray] = {}  # by layer: how often rows chose each expert; kernels add
         hidden, vocab = cfg.hidden_size, cfg.vocab_size
         self.embedding = torch.zeros(vocab, hidden, dtype=torch.bfloat16)
         own = self.part(vocab, PANEL)
@@ -68,7 +68,7 @@ class NativeWeights(NativePanels):
         if cfg.tie_word_embeddings:
             self._places[names.embedding] = self._place_tied
         else:
-            # Of the head, a list of tokens to draft may want any rows.
+            # A list of tokens to draft may need any row of the head.
             self.take(names.head, self._place_heads, own if drafting.tokens is None else None)
         self.norm = self.vector(names.norm, hidden)
         layers = [self._layer(i) for i in range(cfg.num_hidden_layers)]
@@ -83,14 +83,14 @@ class NativeWeights(NativePanels):
         self.layers = (Layer * len(layers))(*layers)
 
     def _module(self, index: int) -> NextN:
-        """A NextN module but for its decoder layer."""
+        """A NextN module without its decoder layer."""
         hidden, spec = self.cfg.hidden_size, self.cfg.mtp
         prefix = self.cfg.module_at(index - self.cfg.num_hidden_layers)
         name = prefix + spec.projection
         kind = INT8 if self._coarse else BF16
         eh_proj = self.matrix(hidden, 2 * hidden, (name,) if spec.embedding_first else (), kind)
 
-        def place(tensor: Tensor) -> None:  # the kernels have the embedding first
+        def place(tensor: Tensor) -> None:  # the kernels' inputs have the embedding first
             eh_proj.place(tensor if spec.embedding_first else tensor.roll(hidden, 1))
 
         self._places[name] = place
@@ -160,9 +160,9 @@ class NativeWeights(NativePanels):
         slices: tuple[int, int] | None = None,
         like: Sequence[str] | None = None,
     ) -> tuple[PackedWeight, PackedWeight]:
-        """(gate and up interleaved, down) of the blocks with these prefixes, one after another. slices: which
-        of how many slices of each this is; None: as of everything else. like: all blocks that are to have the
-        same format, if they are more."""
+        """(gate and up interleaved, down) of the blocks with these prefixes, one after another. slices:
+        (index, number) of this rank's slice of each block; None: (rank, size). like: the prefixes of all
+        blocks that must have the same format, if there are more than these."""
         members, names = len(prefixes), self.cfg.names
         slices = slices or (self.rank, self.size)
         own, columns = part_of(inner, PANEL // 2, *slices), part_of(self.cfg.hidden_size, PANEL, *slices)
@@ -205,7 +205,7 @@ class NativeWeights(NativePanels):
         return found
 
     def _shared_experts(self, to: FeedForward, index: int, blocks: Sequence[str]) -> None:
-        """blocks: prefixes of all experts, of which this rank holds some, or replicas of some."""
+        """blocks: prefixes of all experts. This rank holds some of them, or replicas of some."""
         cfg, share = self.cfg, self.share
         assert share is not None
         held = [int(e) for e in share.held(index)]
@@ -223,8 +223,8 @@ class NativeWeights(NativePanels):
 
 
 def check_ranks(cfg: ModelConfig, size: int, share: ExpertShare | None = None) -> None:
-    """Raises ValueError where some rank would have no outputs of a product, or a part of a head. share: where
-    more ranks than these share the experts."""
+    """Raises ValueError if a rank would have no outputs of a product, or only a part of a head. share: given
+    if more ranks than these share the experts."""
     slices, asked = 1 if share is None else share.slices, f"--tp-size {size}"
     if share is not None and share.size > size:
         asked = f"--tp-size {share.size}, which is {size} for each group of --enable-dp-attention"

@@ -1,4 +1,4 @@
-"""A folder that is there complete or not at all."""
+"""Writes a folder that exists either complete or not at all."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 @contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """An empty folder to write to, beside `output`, and renamed to it when the block is done.
+    """An empty folder to write to, beside `output`. It is renamed to `output` when the block is done.
 
-    After an error it is gone. Raises ValueError for an output that exists, unless it is an empty folder.
+    After an error it is removed. Raises ValueError if `output` exists, unless it is an empty folder.
     """
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise ValueError(f"{output} exists; name a new folder, or remove it first")
@@ -22,14 +22,14 @@ def new_folder(output: Path) -> Iterator[Path]:
     output.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
     try:
-        folder = staging / output.name  # a folder of mkdtemp's is for nobody else's eyes
+        folder = staging / output.name  # only the owner can read a folder that mkdtemp makes
         folder.mkdir()
         yield folder
-        for file in folder.iterdir():  # on the disk before the name is: a power cut leaves no empty files
+        for file in folder.iterdir():  # on disk before the rename: a power cut leaves no empty files
             with file.open("rb+") as f:
                 os.fsync(f.fileno())
         if output.exists():
-            output.rmdir()  # empty; a folder that has been filled since is not replaced
+            output.rmdir()  # it was empty; if another process has filled it since, this raises OSError
         folder.rename(output)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -39,7 +39,7 @@ class NextN:
     def forward(
         self, hidden: Tensor, rows: Tensor | None, batch: Batch, tables: Tables, cache: Tensor
     ) -> Tensor:
-        """States [T, C] (`hidden` or its `rows`) and the tokens at the next positions -> [T, C]."""
+        """hidden [T, C] (or hidden[rows]) and the batch's tokens, those at the next positions -> [T, C]."""
         eps, norms, spec = self.cfg.rms_norm_eps, (self.enorm, self.hnorm), self.spec
         halves = hidden, rows, norms, eps, spec.embedding_first, spec.masks_first
         both, cos, sin = self.ops.embed_beside(batch.tokens, batch.positions, tables, *halves)

@@ -1,5 +1,5 @@
-"""A model that runs a whole step of plain requests in one call (`nextn.engine.plain_step`): target, choices,
-verification and next drafts. What goes in and comes out are arrays of int32, a few for each request.
+"""The contract of a model that runs a whole step of plain requests in one call (`nextn.engine.plain_step`):
+target, choices, verification and next drafts. Input and output are int32 arrays, a few numbers a request.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from nextn.cutoff import Cutoff
 from nextn.kvcache.pool import KVPool
 from nextn.ops.base import DrawParams
 
-TURN, TAKEN = 8, 4  # numbers of a request in `PlainStep.turns` and `PlainResult.taken`
-WORK = 5  # numbers before the passes in `PlainResult.work`
-CHOOSES = -1  # instead of the token after a part of a prompt: the target chooses it
+TURN, TAKEN = 8, 4  # numbers per request in `PlainStep.turns` and `PlainResult.taken`
+WORK = 5  # numbers in `PlainResult.work` before the rows of the passes
+CHOOSES = -1  # in place of the token after a prompt chunk: the target chooses the token
 EXTENDS, CUT = 1, 2  # flags
 
 
 class PlainStep(NamedTuple):
-    """tokens: of all spans, each the known ones and its chain of drafts. table: their pages. asked: what
-    `StepInOneCall.ask` made of the requests, one after another. choices: roots and drafts of those that
-    choose. num_steps: the largest. drafts: may spans extend at all? extending: how many do.
+    """tokens: those of all spans; a span has its known tokens, then its chain of drafts. table: the spans'
+    pages. asked: results of `StepInOneCall.ask`, one per request. choices: number of roots and drafts of the
+    requests that choose. num_steps: the largest. drafts: whether spans may extend. extending: how many do.
 
-    turns, of each request: start, known tokens, drafts, the token after a part of a prompt or CHOOSES, its
-    places in the table, num_steps, flags, and the number of the first page that the drafter sees."""
+    turns: TURN numbers per request: start, known tokens, drafts, the token after a prompt chunk or CHOOSES,
+    number of its pages in `table`, num_steps, flags, and the index of the first page that the drafter
+    sees."""
 
     tokens: array[int]
     turns: array[int]
@@ -40,12 +41,12 @@ class PlainStep(NamedTuple):
 
 
 class PlainResult(NamedTuple):
-    """taken begins with, of each request: drafts that hold; the target's own token after them, or NO_TOKEN;
-    guesses of its next draft that are kept, -1 where none was to be made; and guesses that were made.
+    """taken begins with TAKEN numbers per request: accepted drafts; the target's token after them, or
+    NO_TOKEN; guesses kept for its next draft, -1 if no draft was wanted; and guesses made.
 
-    work: rows that the NextN module took in; requests that chose, their drafts, and the positions before
-    them; how many passes came after the module's first one, and the rows of each. guesses: num_steps for each
-    draft, one after another. bins: theirs, where a cutoff may end drafts."""
+    work: rows of the NextN module's first pass; requests that chose, their drafts, and the positions before
+    them; number of passes after the module's first one, and the rows of each. guesses: num_steps for each
+    draft, one draft after another. bins: the guesses' bins, if a cutoff may end drafts."""
 
     taken: list[int]
     work: list[int]
@@ -56,15 +57,15 @@ class PlainResult(NamedTuple):
 @runtime_checkable
 class StepInOneCall(Protocol):
     def ask(self, draw: DrawParams, ends: array[int], limit: int) -> bytes:
-        """What does not change of a request: its draws but for their position, the tokens that end it, which
-        must stay where they lie, and how many tokens there may be."""
+        """The constant part of a request: its draws without their position, the tokens that end it, and its
+        maximum number of tokens. The result contains the address of `ends`, which must outlive it."""
 
     def plain_step(self, step: PlainStep, pool: KVPool) -> PlainResult:
-        """Verification is `exact`, drafts are those of `nextn.speculative.mtp.MTPDrafter`. A request that has
-        ended, or has no room for more, gets no draft."""
+        """Runs a step. Verification is `exact`; drafts are as from `nextn.speculative.mtp.MTPDrafter`. A
+        request that has ended, or has its maximum number of tokens, gets no draft."""
 
     def states(self, rows: int) -> Tensor:
-        """The target's hidden states of the last step, [rows, C]; written over by the next one."""
+        """The target's hidden states of the last step, [rows, C]. The next step overwrites them."""
 
     def states_at(self) -> tuple[int, int]:
-        """Where in memory they begin, and the bytes of a row."""
+        """(the address of these hidden states, the bytes of a row)."""

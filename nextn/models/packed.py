@@ -1,10 +1,10 @@
-"""Files of a checkpoint in packed codes (compressed-tensors, GPTQ, AWQ), as files of plain names.
+"""Presents a checkpoint's packed matrices (compressed-tensors, GPTQ, AWQ) under the names of plain ones.
 
     views = packed_views(files, cfg.quantization)
 
 model.layers.0.mlp.up_proj.qweight, .qzeros and .scales appear as model.layers.0.mlp.up_proj.weight, in the
-place of .qweight. All headers are checked first: a matrix of which a part is missing, or does not fit the
-others, is refused by name.
+place of .qweight. All headers are checked first. If a part of a matrix is missing or does not fit the others,
+the error names the matrix.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nextn.ops.stored import Stored
 
 
 class PackedView:
-    """A file without the parts of packed matrices, and with those matrices whose codes it holds."""
+    """A file in which packed matrices replace their parts. A matrix is in the file that has its codes."""
 
     def __init__(
         self, file: SafetensorsFile, infos: Iterable[TensorInfo], matrices: Mapping[str, PackedMatrix]
@@ -40,7 +40,8 @@ class PackedView:
 
 
 def packed_views(files: Sequence[SafetensorsFile], packed: PackedCodes) -> list[PackedView]:
-    """One for each. A matrix's parts may lie in several. Raises CheckpointError for what is wrong."""
+    """One view per file. A matrix's parts may be in several files. Raises CheckpointError if a part is
+    missing or does not fit the others, or if a file also has the plain matrix."""
     layout = LAYOUTS[packed.method]
     where = {name: file for file in files for name in file.tensors}
     taken: set[str] = set()

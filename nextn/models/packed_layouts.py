@@ -1,4 +1,4 @@
-"""How compressed-tensors, GPTQ and AWQ lay out a matrix [n outputs, k inputs] in int32 words.
+"""Reads matrices [n outputs, k inputs] that compressed-tensors, GPTQ or AWQ packed into int32 words.
 
     compressed-tensors  weight_packed [n, k / 8]      nibble i of a word: input 8 w + i
                         weight_scale [n, groups]
@@ -6,15 +6,15 @@
                         weight_shape [2]              n, k
     GPTQ                qweight [k / 8, n]            nibble i: input 8 w + i
                         scales [groups, n]
-                        qzeros [groups, n / 8]        nibble i: output 8 w + i; version 1 has all less one
+                        qzeros [groups, n / 8]        nibble i: output 8 w + i; version 1 has each minus 1
                         g_idx [k]                     each input's group; may be absent: in order
     AWQ                 qweight [k, n / 8]            nibble i: output 8 w + (0, 2, 4, 6, 1, 3, 5, 7)[i]
                         scales [groups, n]
-                        qzeros [groups, n / 8]        nibbles as those of qweight
+                        qzeros [groups, n / 8]        nibbles in the order of qweight
 
-weight = scale * (code - zero). Nibble i has the bits from 4 i on. With 8 bits (not AWQ) they are bytes.
-Zero points of version 1 are made by an addition to whole words, and so are undone by one: a zero point 0 has
-borrowed from its neighbour.
+weight = scale * (code - zero). Nibble i is bits 4 i to 4 i + 3. With 8 bits (not AWQ), bytes replace nibbles.
+Version 1 subtracts the ones from whole words, so a zero point 0 borrows from its neighbour. Therefore the
+ones are added back to whole words too.
 
 Sources: compressed_tensors/compressors/pack_quantized, AutoGPTQ's qlinear_tritonv2.py, GPTQModel's
 convert_gptq_v1_to_v2_format_module, AutoAWQ's modules/linear/gemm.py.
@@ -36,11 +36,11 @@ from nextn.models.safetensors_reader import SafetensorsFile, TensorInfo
 from nextn.ops.stored import INT4, Format, Stored
 
 FLOATS = ("F16", "BF16", "F32")
-AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of a word's nibbles: where outputs 0, 1, ... lie
+AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # the nibbles of a word that have outputs 0, 1, ...
 
 
 class Part(NamedTuple):
-    """A tensor that a packed matrix is made of."""
+    """One of the tensors that make up a packed matrix."""
 
     file: SafetensorsFile
     info: TensorInfo
@@ -50,9 +50,9 @@ class Part(NamedTuple):
 
 
 class PackedMatrix(ABC):
-    """Reads as `Stored` where that has room for it: 4 bits, whole groups, inputs in order; else as f32.
+    """A packed matrix. It reads as `Stored` if it has 4 bits, whole groups and inputs in order; else as f32.
 
-    codes, scale, zero, others: names of its parts behind the module's."""
+    codes, scale, zero, others: the ends of its parts' names, after the module's name."""
 
     codes: ClassVar[str]
     scale: ClassVar[str]
@@ -60,7 +60,8 @@ class PackedMatrix(ABC):
     others: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, name: str, parts: Mapping[str, Part], packed: PackedCodes) -> None:
-        """parts: those that are there. Raises CheckpointError for what does not fit."""
+        """parts: the parts that exist, by `codes`, `scale` and so on. Raises CheckpointError if one is
+        missing or has a wrong shape or dtype."""
         self.name, self._parts, self.packed = name, parts, packed
         for end in self._required():
             if end not in parts:
@@ -85,7 +86,7 @@ class PackedMatrix(ABC):
         self.info = TensorInfo(name, "F32" if why else INT4, (self.n, self.k), 0, size, format, why)
 
     def read(self, rows: range | None = None) -> Tensor | Stored:
-        """All of it, or these rows."""
+        """The whole matrix, or these rows. Raises CheckpointError for zero points that `packed` excludes."""
         rows = range(self.n) if rows is None else rows
         data, scale, zero = self._data(rows), self._scale(rows).float(), self._zeros(rows)
         if zero is not None and self.packed.symmetric:
@@ -102,30 +103,30 @@ class PackedMatrix(ABC):
 
     @abstractmethod
     def _sizes(self) -> tuple[int, int]:
-        """(n, k), from what the codes and scales are."""
+        """(n, k), from the shapes of the parts."""
 
     @abstractmethod
     def _shapes(self, bits: int, groups: int) -> dict[str, tuple[int, int]]:
-        """Of codes and scale."""
+        """Shapes of codes and scale."""
 
     @abstractmethod
     def _zero_shape(self, groups: int) -> tuple[int, int]:
-        """Of zero points."""
+        """Shape of the zero points."""
 
     @abstractmethod
     def _data(self, rows: range) -> Tensor:
-        """[rows, k * bits / 8 or more] uint8: codes in order, in 4 bits the even input's in the low half."""
+        """[rows, k * bits / 8 or more] uint8: codes in order; of 4 bits, an even input's in the low half."""
 
     @abstractmethod
     def _zeros(self, rows: range) -> Tensor | None:
         """[rows, groups] uint8; None: all are the middle code."""
 
     def _scale(self, rows: range) -> Tensor:
-        """[rows, groups]. The part is [groups, n], but in CompressedTensors."""
+        """[rows, groups]. The part is [groups, n], except in CompressedTensors."""
         return self._parts[self.scale].read()[:, rows.start : rows.stop].t()
 
     def _wanted(self, groups: int) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
-        """(shape, dtypes) of each part that may be there."""
+        """(shape, dtypes) that each part must have if it exists."""
         shapes = self._shapes(self.bits, groups)
         return {
             self.codes: (shapes[self.codes], ("I32",)),
@@ -141,13 +142,13 @@ class PackedMatrix(ABC):
         return torch.arange(self.k) // self.group
 
     def _why_widened(self) -> str:
-        """Why it is no `Stored`; "": it is."""
+        """Why the matrix cannot be `Stored`; "" if it can."""
         if self.bits != 4:
             return f"{self.bits} bits"
         return f"{self.k} inputs in groups of {self.group}" if self.k % self.group or self.k % 2 else ""
 
     def _scheme(self) -> tuple[int, int]:
-        """(bits, inputs of a group): those of the config's that these parts can have."""
+        """(bits, inputs of a group): the first of the config's schemes that fits the parts' shapes."""
         codes, scale = (self._parts[end].info.shape for end in (self.codes, self.scale))
         for bits, group in self.packed.schemes:
             group = group or self.k
@@ -190,7 +191,7 @@ class CompressedTensors(PackedMatrix):
     codes, scale, zero, others = "weight_packed", "weight_scale", "weight_zero_point", ("weight_shape",)
 
     def _required(self) -> tuple[str, ...]:
-        return (self.scale, "weight_shape")  # without zero points, they are 8
+        return (self.scale, "weight_shape")  # zero points are optional: the default is the middle code
 
     def _sizes(self) -> tuple[int, int]:
         shape = self._parts["weight_shape"]
@@ -292,7 +293,7 @@ class Awq(PackedMatrix):
         return self._outputs(self.zero, rows)
 
     def _outputs(self, end: str, rows: range) -> Tensor:
-        """[rows, first axis of the part]: its nibbles of these outputs."""
+        """[rows, first axis of the part]: the part's nibbles for these outputs."""
         words = self._parts[end].read()[:, rows.start // 8 : -(-rows.stop // 8)]
         found = nibbles(as_bytes(words)).view(*words.shape, 8)[:, :, AWQ_PLACES]
         first = rows.start % 8
@@ -313,7 +314,8 @@ def nibbles(data: Tensor) -> Tensor:
 
 
 def _numbers(words: Tensor, bits: int, rows: range, each: int) -> Tensor:
-    """words [groups, W] int32 of `each` numbers; the first word has the first row's -> [rows, groups]."""
+    """words [groups, W] int32, with `each` numbers a word, from the word of the first row on ->
+    [rows, groups] uint8."""
     data = as_bytes(words)
     found = nibbles(data) if bits == 4 else data
     first = rows.start % each

@@ -1,4 +1,4 @@
-"""What log-probabilities and context cost, in rows of the model's layers. Pure."""
+"""The cost of log-probabilities and of context, in rows of the model's layers. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from nextn.families.config import ModelConfig
 from nextn.families.names import numbered
 from nextn.models.names import expected_tensors
 
-# What softmax, the best tokens and their Python objects take for each logit, in multiplications of the
-# model's layers: measured.
+# Measured time of softmax, the best tokens and their Python objects per logit, in multiplications of the
+# model's layers.
 LOGPROB_WORK = 256
 
 
 def score_cost(cfg: ModelConfig) -> float:
-    """What the log-probability at a position costs, in rows of the model's layers: the head's product and
-    what becomes of the logits, over all other products of a row."""
+    """The cost of the log-probability at a position, in rows of the model's layers: the head's product and
+    the work on its logits, divided by all other products of a row."""
     return cfg.vocab_size * (cfg.hidden_size + LOGPROB_WORK) / _row_products(cfg)
 
 
 def context_cost(cfg: ModelConfig) -> float:
-    """What each position that a row attends to costs, in rows of the model's layers without attention: the
+    """The cost of each position that a row attends to, in rows of the model's layers without attention: the
     products with a cached entry, as a key and as a value."""
     entry = 2 * cfg.kv_lora_rank + cfg.qk_rope_head_dim if cfg.gqa is None else 2 * cfg.gqa.head_dim
     return cfg.num_hidden_layers * cfg.num_attention_heads * entry / _row_products(cfg)
 
 
 def _row_products(cfg: ModelConfig) -> float:
-    """Multiplications of a row with the weights of all layers."""
+    """Number of multiplications of a row with the weights of all layers."""
     routed = cfg.num_experts_per_tok / cfg.n_routed_experts if cfg.n_routed_experts else 0.0
     names = cfg.names
     is_routed = numbered(names.layer + names.expert).match

@@ -1,10 +1,10 @@
-"""One safetensors file: its header checked at once, its tensors read one by one.
+"""Reads a safetensors file: the header when it is opened, and then its tensors, one by one.
 
     8 bytes: length n of the header, little endian | n bytes: JSON {name: {dtype, shape, data_offsets}} | data
 
-It is read with plain reads and not through safetensors.safe_open, whose tensors are views of one mapping of
-the whole file: while that is open, every page read counts as memory, and loading takes twice the weights.
-Here a tensor owns its bytes, and a cut file is reported with the tensor at which it breaks off.
+It uses plain reads, not safetensors.safe_open. The tensors of safe_open are views of one mapping of the whole
+file: every page that was read counts as memory until the mapping is closed, so loading takes twice the
+weights. Here a tensor owns its bytes. If a file is cut short, the error names the tensor where it ends.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ LFS_POINTER = b"version https://git-lfs"
 class TensorInfo:
     """A tensor in the file: its dtype as the format names it, and bytes [start, end) of the data.
 
-    format: of a matrix that is read as `Stored`. widened: of one that is read plain and is not stored so: how
-    it is stored."""
+    format: given if the matrix is read as `Stored`. widened: how the matrix is stored, if it is stored in a
+    few bits and read as plain values."""
 
     name: str
     dtype: str
@@ -52,7 +52,7 @@ class TensorInfo:
     widened: str = ""
 
     def extent(self, rows: range | None) -> tuple[int, int]:
-        """The bytes of these rows, which follow each other, or of all: a first axis's rows lie in order."""
+        """[start, end) of these consecutive rows of the first axis, or of all. Rows are stored in order."""
         if rows is None:
             return self.start, self.end
         assert 0 <= rows.start <= rows.stop <= self.shape[0], (self.name, self.shape, rows)
@@ -61,7 +61,7 @@ class TensorInfo:
 
 
 class SafetensorsFile:
-    """An open file. `tensors` is in file order. Raises CheckpointError naming file and tensor."""
+    """An open file. tensors: in file order. Its errors are CheckpointErrors that name file and tensor."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -95,7 +95,7 @@ class SafetensorsFile:
         return raw.view(DTYPES[info.dtype]).view(shape)
 
     def _header(self) -> tuple[int, dict[str, Any]]:
-        """(where the data starts, the header's entries)."""
+        """(offset of the data in the file, the header's entries)."""
         size = os.fstat(self._file.fileno()).st_size
         head = self._file.read(64)
         if head.startswith(LFS_POINTER):
@@ -120,7 +120,8 @@ class SafetensorsFile:
         return 8 + length, entries
 
     def _checked(self, entries: dict[str, Any]) -> list[TensorInfo]:
-        """The entries by offset. They must follow each other without gaps and fill the file exactly."""
+        """The entries in order of their offsets. Raises CheckpointError if they leave gaps, overlap, or do
+        not fill the file exactly."""
         infos = sorted((self._info(name, e) for name, e in entries.items()), key=lambda t: (t.start, t.end))
         available = os.fstat(self._file.fileno()).st_size - self._data_start
         position = 0

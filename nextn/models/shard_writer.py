@@ -1,4 +1,4 @@
-"""Writes safetensors shards and their index, one tensor at a time: no more than one tensor is in memory."""
+"""Writes safetensors shards and their index, one tensor at a time: at most one tensor is in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a tensor will be."""
+    """Shape and dtype of a tensor that will be written."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -33,9 +33,9 @@ def write_shards(
     folder: Path, tensors: Mapping[str, TensorSpec], make: Callable[[str], Tensor], shard_bytes: int,
     wrote: Callable[[int], object],
 ) -> int:  # fmt: skip
-    """Asks `make` for every tensor once, in order, and writes the shards and their index.
+    """Calls `make` once for every tensor, in order, and writes the shards and their index.
 
-    A shard is as large as fits into shard_bytes, but holds at least one tensor. `wrote` gets the bytes of
+    A shard has at most shard_bytes of tensors, or a single larger tensor. `wrote` is called with the bytes of
     each tensor. Returns the bytes of all tensors.
     """
     shards: list[dict[str, TensorSpec]] = [{}]
@@ -67,7 +67,7 @@ def _contents(tensor: Tensor, spec: TensorSpec) -> memoryview:
 
 
 def _header(specs: Mapping[str, TensorSpec]) -> bytes:
-    """Its length in eight bytes, then JSON, padded so that the tensors begin on a multiple of eight."""
+    """The file's header: 8 bytes of length, then JSON, padded so that the tensors are aligned to 8 bytes."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, spec in specs.items():

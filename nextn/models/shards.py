@@ -1,5 +1,6 @@
-"""The files that hold a checkpoint's weights: model.safetensors, an index and its shards, or GGUF files; and
-files of MTP layers that nothing else names (SGLang's `maybe_add_mtp_safetensors` knows two names of such)."""
+"""Opens the files with a checkpoint's weights: model.safetensors, an index and its shards, or GGUF files. It
+also opens files of MTP layers that no index names, like SGLang's `maybe_add_mtp_safetensors`, which knows
+two."""
 
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ from nextn.ops.stored import Stored
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MTP = "mtp*.safetensors"  # of files beside these with MTP layers: mtp.safetensors, mtp-1-of-1.safetensors
+MTP = "mtp*.safetensors"  # further files with MTP layers, such as mtp.safetensors, mtp-1-of-1.safetensors
 
 
 class TensorFile(Protocol):
-    """An open file. tensors: in the order in which they are read fastest."""
+    """An open file. tensors: in the order in which reading is fastest."""
 
     @property
     def path(self) -> Path: ...
@@ -40,12 +41,12 @@ class TensorFile(Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
     def read(self, name: str, rows: range | None = None) -> Tensor | Stored:
-        """One tensor, or these rows of its first axis, as stored: `Stored` where it has a format."""
+        """One tensor, or these rows of its first axis, as stored: `Stored` if its TensorInfo has a format."""
 
 
 @dataclass(frozen=True)
 class Shards:
-    """All files, open, their headers checked; `where` finds the file of a tensor."""
+    """All files of a checkpoint, open and with checked headers. where: the file of each tensor, by name."""
 
     folder: Path
     files: Sequence[TensorFile]
@@ -57,8 +58,8 @@ class Shards:
 
 @contextmanager
 def open_shards(path: str | Path, quantization: Quantization | None = None) -> Iterator[Shards]:
-    """Opens every file of a checkpoint. Matrices that are packed as `quantization` says appear as one tensor,
-    under the name of the plain one. Raises CheckpointError naming the file and the tensor."""
+    """Opens every file of a checkpoint. A matrix that is packed as `quantization` says appears as one tensor,
+    under the name of the plain one. Raises CheckpointError, which names the file and the tensor."""
     folder = checkpoint_folder(path)
     gguf = gguf_files(folder)
     indexed = None if gguf else _index(folder)
@@ -92,8 +93,8 @@ def open_shards(path: str | Path, quantization: Quantization | None = None) -> I
 
 
 def _index(folder: Path) -> dict[str, str] | None:
-    """The index's map from tensor to file, every file of it present; None where the one file is all, and an
-    empty map where there are only files of MTP layers."""
+    """The index's map from tensor to file. None if model.safetensors is the only file; an empty map if there
+    are only files of MTP layers. Raises CheckpointError if a file is missing or the index is invalid."""
     index = folder / INDEX
     if not index.exists():
         if not (folder / SINGLE).is_file():

@@ -1,9 +1,9 @@
-"""A config's sizes, held against the checkpoint's files before anything is allocated or counted through.
+"""Checks a config's sizes against the checkpoint's files, before anything is allocated or looped over.
 
     cfg = checked_config("/models/DeepSeek-V3")
 
-Headers are cheap to read: names and shapes say what the fields of config.json must be. So a config that asks
-for a billion layers is refused at once, by the field's name.
+Headers are cheap to read, and their names and shapes determine the fields of config.json. So a config that
+asks for a billion layers is refused at once, with the name of the field.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from nextn.models.shards import Shards, open_shards
 
 
 def checked_config(folder: str | Path) -> ModelConfig:
-    """The folder's config, its sizes those of the files. num_nextn_predict_layers is no more than the files
-    may hold: many converters drop the modules and keep the key.
+    """The folder's config, whose sizes agree with the files. num_nextn_predict_layers is reduced to the
+    number of modules in the files: many converters drop the modules and keep the key.
 
-    Raises CheckpointError that names a field, its value and what the files hold; ValueError as
+    Raises CheckpointError, which names a field, its value and what the files contain; ValueError as
     `ModelConfig.from_folder` does.
     """
     cfg = ModelConfig.from_folder(folder)
@@ -42,13 +42,15 @@ def check_target(folder: str | Path, cfg: ModelConfig) -> None:
 
 
 def _count(template: str, shards: Shards) -> int:
-    """One more than the largest last number in names that begin as the template does."""
+    """Number of layers or experts in the files: the largest last number in names that begin with the
+    template, plus 1."""
     found = map(numbered(template).match, shards.where)
     return max((int(m.groups()[-1]) + 1 for m in found if m), default=0)
 
 
 def _check_counts(cfg: ModelConfig, shards: Shards) -> None:
-    """That loops over layers and experts end soon."""
+    """Raises CheckpointError if the config has more layers or experts than the files, so that loops over them
+    end soon."""
     layers = _count(cfg.names.layer, shards)
     if cfg.num_hidden_layers > layers:
         raise _error(shards, cfg, "num_hidden_layers", f"the files hold {_numbered('layers', layers)}")
@@ -58,12 +60,12 @@ def _check_counts(cfg: ModelConfig, shards: Shards) -> None:
 
 
 def _check_shapes(cfg: ModelConfig, shards: Shards) -> None:
-    """That what is allocated by a field is as large as its tensor. Tensors that are not there are named with
-    all others that are missing, when the checkpoint is loaded."""
+    """Raises CheckpointError if a field does not fit the shape of its tensor, so that allocations have the
+    tensors' sizes. Missing tensors are reported later, when the checkpoint is loaded."""
     names = cfg.names
     first, moe = names.at(0), names.at(cfg.first_k_dense_replace)
     query = names.q_proj if cfg.q_lora_rank is None else names.q_up
-    # field, tensor, axis that it makes, the field that it is multiplied by, what is added
+    # (field, tensor, axis, other, plus): the axis of the tensor has size field * other + plus
     wanted: list[tuple[str, str, int, str | None, int]] = [
         ("vocab_size", names.embedding, 0, None, 0),
         ("hidden_size", names.embedding, 1, None, 0),

@@ -1,6 +1,6 @@
-"""The file of a draft vocabulary: which tokens the drafter may guess (FR-Spec, arXiv 2502.14856).
+"""Reads the file of a draft vocabulary: the tokens that the drafter may guess (FR-Spec, arXiv 2502.14856).
 
-A list of token ids, the most frequent ones of a corpus: a .pt file as SGLang reads it, .npy or .json.
+The file is a list of token ids, the most frequent ones of a corpus: .pt as SGLang reads it, .npy or .json.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-LARGEST_ID = 32  # bytes of one id in a file, at most: of JSON, with spaces
-UNREADABLE = (  # what the three readers raise for files that are none or lie
+LARGEST_ID = 32  # maximum bytes of one id in a file: in JSON, with spaces
+UNREADABLE = (  # what the three readers raise for files that are damaged or of another format
     OSError, ValueError, TypeError, RuntimeError, ArithmeticError, MemoryError, EOFError,
     pickle.UnpicklingError,
 )  # fmt: skip
-FRAME = 65536  # bytes besides
+FRAME = 65536  # maximum bytes of a file in addition to its ids
 
 
 def read_token_map(path: Path, vocab_size: int) -> tuple[int, ...]:
-    """The ids, in the file's order. Raises ValueError for a file that is none, or not of this vocabulary."""
+    """The ids, in the file's order. Raises ValueError if the file is not a list of ids of this vocabulary, or
+    has an id twice."""
     try:
         size = path.stat().st_size
         if size > vocab_size * LARGEST_ID + FRAME:

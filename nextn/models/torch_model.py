@@ -35,9 +35,9 @@ class TorchModel:
     naive_prompts: long spans use MLA's naive form. draft_tokens: the tokens that may be drafted. group: the
     ranks that split the products (`nextn.layers.sharing`). All ranks make the model and run the same passes
     over the same batches; each has the whole hidden states, logits and cache. experts: the target's routed
-    experts are shared by all groups of a world. Then all groups call `forward` together, those without rows
-    with an empty batch; the rest of a step is separate for each group. blocks: decoder layers that
-    are held in e4m3 blocks, see `nextn.models.fp8.block_layers`. fp8_rows: see `Sharing`. Raises
+    experts are shared by all groups of a world. Then all groups call `forward` together; a group without
+    rows passes an empty batch. The rest of a step is separate for each group. blocks: decoder layers whose
+    matrices stay in e4m3 blocks, see `nextn.models.fp8.block_layers`. fp8_rows: see `Sharing`. Raises
     ValueError if the model's heads or experts cannot be split.
     """
 
@@ -65,7 +65,7 @@ class TorchModel:
         self.head = head if cfg.tie_word_embeddings else torch.empty_like(head)
         first = cfg.num_hidden_layers
         self.nextn = [NextN(sharing, first + k) for k in range(nextn_layers)]
-        self.draft_rows: Tensor | None = None  # of the head's, those that may be drafted
+        self.draft_rows: Tensor | None = None  # rows of the head for tokens that may be drafted
         if draft_tokens is not None:
             own = [t - self.vocabulary.begin for t in draft_tokens if t in self.vocabulary.own]
             self.draft_rows = torch.tensor(own, dtype=torch.long, device=device)
@@ -77,12 +77,12 @@ class TorchModel:
 
     @cached_property
     def as_stored(self) -> frozenset[str]:
-        """Matrices that `place` takes in e4m3 blocks."""
+        """Names of the matrices that `place` takes in e4m3 blocks."""
         return frozenset(name for name, t in self._targets.items() if isinstance(t, Fp8Matrix))
 
     def place(self, name: str, tensor: Tensor, scale: Tensor | None = None) -> None:
-        """Fills in a checkpoint's tensor, or of one that is in `rows` those rows. scale: of one that is in
-        `as_stored`, as `load_checkpoint` gives it."""
+        """Fills in a tensor of the checkpoint, or only its rows in `rows()`. scale: for a name in
+        `as_stored`, the block scales as `load_checkpoint` passes them."""
         target, tensor = self._targets[name], as_computed(self.config, name, tensor)
         if isinstance(target, Fp8Matrix):
             assert scale is not None
@@ -92,8 +92,8 @@ class TorchModel:
             target.copy_(tensor)
 
     def targets(self) -> dict[str, Weight]:
-        """Checkpoint name -> where that tensor goes (views of the fused weights). An expert that is elsewhere
-        has no rows."""
+        """Checkpoint name -> where that tensor goes (views of the fused weights). An expert that another rank
+        holds has 0 rows."""
         names = self.config.names
         found: dict[str, Weight] = {names.embedding: self.embedding, names.norm: self.norm}
         if not self.config.tie_word_embeddings:
@@ -112,7 +112,7 @@ class TorchModel:
         return found
 
     def expert_counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Only of experts that a world shares, which NextN modules' are not."""
+        """Counts only the experts that a world shares. NextN modules have none of them."""
         none = np.zeros((0, self.config.n_routed_experts or 0), np.int64)
         own = [moe.counts for moe in self.parallel]
         return torch.stack(own).cpu().numpy() if own else none, none
@@ -155,6 +155,6 @@ class TorchModel:
     def draft_from(
         self, batch: Batch, hidden: Tensor, rows: Tensor | None, pool: KVPool, layer: int = 0
     ) -> Tensor:
-        """`draft` of a batch on the device. rows: [T], if given, of `hidden`, in place of its own order."""
+        """`draft` for a batch on the device. rows [T]: if given, the states are hidden[rows]."""
         cache = pool.layer(len(self.layers) + layer)
         return self.nextn[layer].forward(hidden, rows, batch, self.tables, cache)

@@ -1,18 +1,19 @@
-"""The contract of an op backend: what every backend computes, and to the bit.
+"""The contract of an op backend: what every backend computes, and which bits must not vary.
 
 Shapes: T rows of the ragged batch (always a multiple of ROW_ALIGN, the tail is padding), C hidden,
 H heads, R kv_lora_rank, P qk_rope_head_dim, D = R + P, E experts, K experts per token, I expert width. In
-grouped-query attention G key-value heads and D the width of a head.
+grouped-query attention G is the number of key-value heads and D the width of a head.
 
-**Row invariance.** Row t of every result is a function of row t of the inputs (and, in attention, of
-the cache slots it may see) and of nothing else: not of T, not of the other rows, not of how a
-sequence was cut into steps. A backend may ask that T is a multiple of ROW_ALIGN; it may not ask more.
+**Row invariance.** Row t of every result depends only on row t of the inputs. In attention it also depends on
+the cache slots that the row attends to. It does not depend on T, on the other rows, or on how a sequence was
+cut into steps. A backend may require that T is a multiple of ROW_ALIGN, and nothing else.
 
-**Columns.** An output of a product has the same bits whichever others are computed beside it, so several
-devices may compute some each. Where `exact_columns` is False that is not so for every shape, and
-`nextn.ops.columns` measures for which.
+**Columns.** An output of a product has the same bits whichever other outputs are computed, so each of several
+devices may compute a part. If `exact_columns` is False, this is not true for every shape, and
+`nextn.ops.columns` measures for which shapes it is.
 
-**Weights** of products are plain tensors of the rows' dtype; where the type says so, e4m3 blocks as well.
+**Weights** of products are plain tensors of the rows' dtype. An argument of type `Weight` can also be in e4m3
+blocks.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ def align(n: int, to: int = ROW_ALIGN) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Which cache slots each row sees: those of all positions up to its own. Example: `nextn.layers.batch`.
+    """The cache slots that each row attends to: those of all positions up to the row's. `nextn.layers.batch`
+    has an example.
 
-    Span s is rows cu_rows[s] .. cu_rows[s + 1], those of one request. Its position p lies in slot
-    table[page_at[s] + p // page_size] * page_size + p % page_size. For a row t of a tree its path begins at
-    starts[s]: its slots, from that position on, are table[cu_paths[t] : cu_paths[t + 1]]; else that is empty.
+    Span s is rows cu_rows[s] .. cu_rows[s + 1], those of one request. Its position p is in slot
+    table[page_at[s] + p // page_size] * page_size + p % page_size. A row t of a tree has a path from position
+    starts[s] on: slots table[cu_paths[t] : cu_paths[t + 1]]. For other rows this range is empty.
 
-    positions, span_of: [T]; starts, page_at: [T], of `count` spans, then of the padding rows;
-    cu_rows, cu_paths: [T + 1]; table. int32, or int64 for plain torch. longest: no row sees more positions.
-    prompts: [T] bool, rows that go the naive way; None: there are none.
+    positions, span_of: [T]; starts, page_at: [T], first for the `count` spans, then for the padding rows;
+    cu_rows, cu_paths: [T + 1]; table. int32, or int64 for plain torch. longest: maximum number of positions
+    that a row attends to. prompts: [T] bool, rows that use naive attention; None: no row does.
     """
 
     count: int
@@ -59,12 +61,12 @@ class Spans:
     page_size: int
     longest: int
     prompts: Tensor | None = None
-    kept: dict[Hashable, Any] = field(default_factory=dict)  # what an op derived from it, for the next layers
+    kept: dict[Hashable, Any] = field(default_factory=dict)  # what an op computed from it, for later layers
 
 
 class DrawParams(NamedTuple):
-    """What choices depend on besides their penalized logits: those of `rows` rows, one after another, whose
-    positions count up. See nextn.sampling.sampler for the choice itself."""
+    """The inputs of the choices of `rows` consecutive rows, in addition to their penalized logits. The
+    position increases by 1 from row to row. `nextn.sampling.sampler` defines the choice."""
 
     seed: int
     stream: int
@@ -83,15 +85,15 @@ class Draw(Protocol):
     def __call__(
         self, logits: Tensor, draws: Sequence[DrawParams], confidence: list[float] | None = None
     ) -> list[int]:
-        """Penalized logits f32, which may be written over, a row for each choice -> the tokens chosen;
-        NO_TOKEN of a row that has a NaN or +infinity, or nothing but -infinity.
+        """Penalized logits f32, one row per choice, which may be overwritten -> the chosen tokens. NO_TOKEN
+        for a row that has a NaN or +infinity, or only -infinity.
 
-        confidence: if given, gets by how much each was ahead of what would have been chosen without it, in
-        logits: noise included, and times the temperature."""
+        confidence: if given, the lead of each chosen token over the second choice is appended. It includes
+        the noise and is multiplied by the temperature, so it is in logits."""
 
 
 class Columns(Protocol):
-    """The part begin:end of n columns, which this device computes; others compute the others."""
+    """Columns begin:end of n, which this device computes. Other devices compute the other columns."""
 
     @property
     def n(self) -> int: ...
@@ -103,14 +105,14 @@ class Columns(Protocol):
     def end(self) -> int: ...
 
     def gather(self, whole: Tensor) -> None:
-        """whole [rows, n], contiguous, columns begin:end written: fills in the others."""
+        """whole [rows, n], contiguous, with columns begin:end written: fills in the other columns."""
 
     def whole(self, part: Tensor) -> Tensor:
         """part [rows, end - begin] -> [rows, n]."""
 
 
 class Tables(NamedTuple):
-    """What a pass looks up. embedding: [V, C]. cos, sin: [positions, P / 2] f32."""
+    """The tables of a model. embedding: [V, C]. cos, sin: [positions, P / 2] f32."""
 
     embedding: Tensor
     cos: Tensor
@@ -118,7 +120,7 @@ class Tables(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """What `Ops.combine` makes of these, not made yet."""
+    """The arguments of an `Ops.combine` that has not been computed yet."""
 
     results: Tensor
     weights: Tensor
@@ -128,7 +130,7 @@ Addend = Tensor | Mixture  # [T, C] f32
 
 
 class Routing(NamedTuple):
-    """How a router chooses `top_k` experts of each row: see `Ops.route`."""
+    """How a router chooses `top_k` experts for each row: see `Ops.route`."""
 
     groups: int
     top_groups: int
@@ -139,7 +141,7 @@ class Routing(NamedTuple):
 
 
 class Ops(Protocol):
-    """See the module docstring for the shapes and for what row invariance asks."""
+    """The operations of a backend. The module docstring defines the shapes and row invariance."""
 
     name: str
     exact_columns: bool
@@ -152,30 +154,31 @@ class Ops(Protocol):
         self, tokens: Tensor, positions: Tensor, tables: Tables, hidden: Tensor, rows: Tensor | None,
         norms: tuple[Tensor, Tensor], eps: float, embedding_first: bool, masks_first: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """Embeddings, and hidden [T, C], or, with `rows` [T], these of hidden [N, C]; each normed, by norms
-        [C] -> both side by side [T, 2 * C], embeddings first or last, of the norms' dtype; and cos and sin as
-        `embed` has them. masks_first: embeddings are 0 at position 0."""
+        """The input of a NextN module: embeddings and hidden states side by side, both after their norm.
+
+        hidden: [T, C]; with `rows` [T], hidden[rows] of [N, C]. norms: two of [C] -> [T, 2 * C] in the norms'
+        dtype, embeddings first or last, and cos and sin as from `embed`. masks_first: embeddings are 0 at
+        position 0."""
 
     def linear(self, x: Tensor, weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
         """x [T, n_in], weight [n_out, n_in] -> [T, n_out] of this dtype, by default that of x."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Over the last axis; the result has the weight's dtype."""
+        """RMS norm over the last axis. The result has the weight's dtype."""
 
     def add_norm(
         self, x: Tensor, added: Sequence[Addend], weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream and its norm: x [T, C] f32, each of `added` [T, C] f32 added to it in turn ->
-        (the sum, which may lie where x lay, its `rms_norm`). At most two are added, of which the last may be
-        a mixture."""
+        """Adds to the residual stream: x [T, C] f32 plus each of `added` [T, C] f32 in turn -> (the sum, its
+        `rms_norm`). The sum may overwrite x. `added` has at most two elements; the last may be a mixture."""
 
     def swiglu_mlp(self, x: Tensor, gate_up: Weight, down: Weight, *, inner: Columns | None = None) -> Tensor:
         """x [T, C], gate_up [2 * I, C], down [C, I] -> [T, C] f32.
 
-        inner: gate_up has the rows of these of the I inner columns only, gate's and up's; what they give is
-        gathered. down may have some of its rows only, with or without that."""
+        inner: gate_up has only the rows of these inner columns, gate's and up's; the inner columns are then
+        gathered. In any case down may have only some of its rows."""
 
-    # Rotary embeddings turn adjacent pairs; cos and sin [T, P / 2] f32.
+    # Rotary embeddings rotate adjacent pairs; cos and sin are [T, P / 2] f32.
 
     def write_latent(
         self,
@@ -187,8 +190,8 @@ class Ops(Protocol):
         cos: Tensor,
         sin: Tensor,
     ) -> None:
-        """cache [slots, D] <- latent [T, D] at slots [T] (padding rows: slot 0), the first R elements normed
-        with weight [R], the others rotated."""
+        """cache [slots, D] <- latent [T, D] at slots [T] (padding rows: slot 0). The first R elements are
+        normed with weight [R], the others rotated."""
 
     def norm_latents(
         self,
@@ -202,22 +205,22 @@ class Ops(Protocol):
         query: Tensor,
         query_weight: Tensor,
     ) -> Tensor:
-        """`write_latent`, and the `rms_norm` of the queries' latents."""
+        """Does `write_latent`, and returns the `rms_norm` of the queries' latents."""
 
     def absorb(self, q: Tensor, key_up: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
-        """Queries in the form that meets the cache: q [T, H, N + P], key_up [H, N, R] -> [T, H, D], of each
-        head its first N elements times key_up, then the others rotated, all of it times scale."""
+        """Queries in the form of cache entries, times scale: q [T, H, N + P], key_up [H, N, R] -> [T, H, D].
+        For each head: its first N elements times key_up, then its other elements, rotated."""
 
     def mla_attention(self, q: Tensor, cache: Tensor, spans: Spans, rank: int) -> Tensor:
-        """Absorbed MLA: q [T, H, D] already scaled; keys are cache entries, values their first
-        `rank` columns. Returns [T, H, rank]; what `spans.prompts` has may be anything."""
+        """Absorbed MLA: q [T, H, D] already scaled; keys are cache entries, values their first `rank`
+        columns. Returns [T, H, rank]; rows in `spans.prompts` may have any values."""
 
     def naive_attention(
         self, q: Tensor, cache: Tensor, spans: Spans, rank: int, key_up: Tensor, value_up: Tensor
     ) -> Tensor:
         """MLA with keys and values expanded: q [T, H, N + P] already scaled, key_up [H, N, R],
-        value_up [H, R, V] -> [T, H, V], of the rows in `spans.prompts`, or of all where that is None. Fewer
-        operations for long prompts; not row-invariant."""
+        value_up [H, R, V] -> [T, H, V], for the rows in `spans.prompts`, or for all rows if that is None. It
+        takes fewer operations for long prompts, and is not row-invariant."""
 
     def write_kv(
         self,
@@ -232,14 +235,15 @@ class Ops(Protocol):
         sin: Tensor,
         scale: float,
     ) -> Tensor:
-        """qkv [T, (H + 2 * G) * D], queries, then keys, then values of all heads, and their bias: added; each
-        query and key normed over D, where it has a norm [D], and its last P elements rotated.
-        cache [slots, G, 2 * D] <- of each head [value | key] at slots [T] (padding rows: slot 0). Returns the
-        queries times scale, [T, H, D]."""
+        """Writes keys and values to the cache and returns the queries times scale, [T, H, D].
+
+        qkv [T, (H + 2 * G) * D]: queries, then keys, then values of all heads. The bias is added; each query
+        and key is normed over D if it has a norm [D], and its last P elements are rotated. cache
+        [slots, G, 2 * D] <- [value | key] of each key-value head, at slots [T] (padding rows: slot 0)."""
 
     def gqa_attention(self, q: Tensor, cache: Tensor, spans: Spans) -> Tensor:
-        """q [T, H, D] already scaled, cache [slots, G, 2 * D] of [value | key]: query head h meets key-value
-        head h // (H / G). Returns [T, H, D]."""
+        """q [T, H, D] already scaled, cache [slots, G, 2 * D] of [value | key]: query head h attends to
+        key-value head h // (H / G). Returns [T, H, D]."""
 
     def heads_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [T, H, n_in], weight [H, n_in, n_out] -> [T, H, n_out]."""
@@ -250,22 +254,23 @@ class Ops(Protocol):
         softmax: DeepSeek-V2's (arXiv 2405.04434, 2.2): softmax scores; groups ranked by their best one.
         x [T, C], router [E, C], bias [E] -> expert ids [T, K] int64, weights [T, K] f32."""
 
-    # Routed experts in three steps. What lies between them is plain: rows may be sent to where an expert is
-    # after the first, and their results sent back before the last.
+    # Routed experts are computed in three steps: `dispatch`, `experts`, `combine`. Their results are plain
+    # tensors, so ranks can send rows to an expert's rank after `dispatch`, and results back before `combine`.
 
     def fp8_rows(self, x: Tensor) -> Tensor:
-        """x [T, C] -> the same, each 128 inputs rounded to e4m3: `nextn.ops.fp8_rows.rounded`, to the bit."""
+        """x [T, C] -> x with each block of 128 inputs rounded to e4m3, with the bits of
+        `nextn.ops.fp8_rows.rounded`."""
 
     def dispatch(self, ids: Tensor, experts: int) -> Any:
-        """Which rows each expert gets, as this backend's `experts` wants it. ids [R, K] int64, of the first R
-        rows; -1: an expert that is elsewhere."""
+        """The rows of each expert, in the form that this backend's `experts` takes. ids [R, K] int64, for the
+        first R rows; -1: an expert on another device."""
 
     def experts(
         self, x: Tensor, runs: Any, gate_up: Weight, down: Weight, *, inner: Columns | None = None
     ) -> Tensor:
-        """x [T, C], gate_up [E, 2 * I, C], down [E, C, I], `dispatch`'s runs -> [R, K, C], of each choice its
-        expert's result, which does not depend on the other choices; of -1 anything. inner: as in
-        `swiglu_mlp`, of each expert."""
+        """x [T, C], gate_up [E, 2 * I, C], down [E, C, I], runs from `dispatch` -> [R, K, C], the result of
+        each choice's expert. It does not depend on the other choices. For -1, any values. inner: as in
+        `swiglu_mlp`, for each expert."""
 
     def experts_with_shared(
         self,
@@ -276,23 +281,23 @@ class Ops(Protocol):
         shared_gate_up: Weight,
         shared_down: Weight,
     ) -> tuple[Tensor, Tensor]:
-        """`experts`, and `swiglu_mlp` of the shared experts; no columns of either are elsewhere."""
+        """(`experts`, `swiglu_mlp` of the shared experts). This device computes all inner columns of both."""
 
     def combine(self, results: Tensor, weights: Tensor) -> Tensor:
-        """results [R, K, C], weights [T, K] f32 -> [T, C] f32: of each row its results times their weights,
-        summed in the order of its ids; zeros from row R on."""
+        """results [R, K, C], weights [T, K] f32 -> [T, C] f32: each row's results times their weights, summed
+        in the order of its ids. Rows from R on are zeros."""
 
     def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The largest of each row, of equal ones that with the smallest id, and its confidence: by how much
-        it is above the next one. logits [N, V] f32, which may be written over -> ids [N] int64, confidence
-        [N] f32, +infinity above -infinity, 0 where all are -infinity. Where a logit is NaN: any id."""
+        """The token with the largest logit of each row (of equal ones, the smallest id), and its confidence:
+        the difference to the second largest. logits [N, V] f32, which may be overwritten -> ids [N] int64,
+        confidence [N] f32: +infinity if the second is -infinity, 0 if all are -infinity. With NaN: any id."""
 
     def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """`best_token` of `linear(x, weight, f32)`, to the bit, but NO_TOKEN where the best logit is infinite
-        or one is NaN. Logits need not be written to memory."""
+        """`best_token` of `linear(x, weight, f32)`, with the same bits, except NO_TOKEN if the best logit is
+        infinite or a logit is NaN. A backend need not write the logits to memory."""
 
     def uniforms(
         self, seed_low: Tensor, seed_high: Tensor, stream: Tensor, position: Tensor, count: int
     ) -> Tensor:
-        """`nextn.ops.philox.uniforms` of use 0, to the bit: each [N] int64 -> [N, count] f64. count: a
-        multiple of 4."""
+        """`nextn.ops.philox.uniforms` with use 0, with the same bits: arguments [N] int64 -> [N, count] f64.
+        count: a multiple of 4."""

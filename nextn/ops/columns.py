@@ -1,7 +1,7 @@
-"""Do outputs have the same bits when a device computes some of them only? Measured once, at start-up, for ops
-whose `exact_columns` is False: a BLAS chooses its loops by the width of the result too.
+"""Measures whether outputs have the same bits if each device computes only some of them. This is done once,
+at start-up, for ops whose `exact_columns` is False: a BLAS chooses its loops by the width of the result too.
 
-parts: of each device, the outputs (or heads) that it computes.
+parts: for each device, the outputs (or heads) that it computes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def outputs_separable(
     dtype: torch.dtype,
     device: torch.device,
 ) -> bool:
-    """Of `ops.linear` with a weight [n_out, n_in]."""
+    """Whether `ops.linear` with a weight [n_out, n_in] has the same bits in parts."""
     terms = _Terms(n_in)
     weight, x = (t.to(device, dtype) for t in (terms.weights(n_out), terms.inputs(COUNTS[-1])))
     rows = [torch.tensor(list(part), dtype=torch.long, device=device) for part in parts]
@@ -46,8 +46,8 @@ def heads_separable(
     dtype: torch.dtype,
     device: torch.device,
 ) -> bool:
-    """Of `ops.absorb` and `ops.heads_matmul` with the two weights of absorbed attention, which lie in one
-    [heads, nope + value, rank]."""
+    """Whether `ops.absorb` and `ops.heads_matmul` have the same bits in parts. Their weights are the two of
+    absorbed attention, in one tensor [heads, nope + value, rank]."""
     heads, most, keys, values = parts[-1].stop, COUNTS[-1], _Terms(nope), _Terms(rank)
     gen = keys.gen
     rotated = torch.randn(most, heads, rope, generator=gen)
@@ -79,8 +79,8 @@ def heads_separable(
 
 
 class _Terms:
-    """Random inputs and weights [..., n] whose products cancel in pairs. What is left of a sum is its own
-    rounding, and tells of the order in bf16 too, whose few bits would hide it in other sums."""
+    """Random inputs and weights [..., n] whose products cancel in pairs. So a sum consists of rounding errors
+    only. It shows the order of additions even in bf16, whose few bits hide this order in other sums."""
 
     def __init__(self, n: int) -> None:
         self.n, self.gen = n, torch.Generator().manual_seed(0)

@@ -1,8 +1,8 @@
-"""Matrices in e4m3 blocks, as products on a GPU read them: DeepSeek's FP8 checkpoints, as stored.
+"""Matrices in e4m3 blocks, which products on a GPU read directly: the format of DeepSeek's FP8 checkpoints.
 
-A file has one scale for each block of, say, 128 outputs by 128 inputs. Here each output has its own row of
-scales, one for each block of inputs. So matrices can be stacked, and ranks can take any of their rows,
-wherever a block of outputs ends. That takes 3 % more memory than the values alone.
+A file has one scale for each block of, for example, 128 outputs by 128 inputs. Here each output has its own
+row of scales, one scale for each block of inputs. So matrices can be stacked, and ranks can take any rows,
+also within a block of outputs. The scales take 3 % more memory than the values alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Fp8Matrix:
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], block: int, device: torch.device) -> Fp8Matrix:
-        """Uninitialised."""
+        """An uninitialised matrix."""
         blocks = (*shape[:-1], -(-shape[-1] // block))
         scale = torch.empty(blocks, dtype=torch.float32, device=device)
         return cls(torch.empty(shape, dtype=torch.float8_e4m3fn, device=device), scale, block)
@@ -42,14 +42,14 @@ class Fp8Matrix:
         return len(self.data)
 
     def __getitem__(self, index: Any) -> Fp8Matrix:
-        """Of all axes but the last; a view where torch's is."""
+        """Indexes all axes except the last. The result is a view if torch's is."""
         return Fp8Matrix(self.data[index], self.scale[index], self.block)
 
     def is_contiguous(self) -> bool:
         return self.data.is_contiguous() and self.scale.is_contiguous()
 
     def widened(self, dtype: torch.dtype) -> Tensor:
-        """Multiplied in f32, rounded once."""
+        """The matrix as a plain tensor: multiplied in f32, rounded once."""
         scale = self.scale.repeat_interleave(self.block, dim=-1)[..., : self.shape[-1]]
         return (self.data.float() * scale).to(dtype)
 
@@ -58,5 +58,5 @@ Weight = Tensor | Fp8Matrix
 
 
 def widened(weight: Weight, dtype: torch.dtype) -> Tensor:
-    """A plain one as it is."""
+    """The weight as a plain tensor. A plain weight is returned unchanged."""
     return weight.widened(dtype) if isinstance(weight, Fp8Matrix) else weight

@@ -1,8 +1,8 @@
-"""Rows as e4m3, with a scale for each 128 inputs: what routed experts read with --ep-dispatch-dtype fp8.
+"""Rows in e4m3 with one scale for every 128 inputs: what routed experts read with --ep-dispatch-dtype fp8.
 
-Scales are powers of two (DeepSeek's ue8m0): the least by which the block's largest input fits into e4m3,
-whose largest number is 448. So a rounded row is exact in bf16, and rounding it again changes nothing. The
-native kernels have the same bits (csrc/fp8_rows.h).
+Scales are powers of two (DeepSeek's ue8m0): the smallest one with which the block's largest input fits into
+e4m3, whose largest number is 448. So a rounded row is exact in bf16, and rounding it again changes nothing.
+The native kernels compute the same bits (csrc/fp8_rows.h).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 128
-LEAST = 127 - 117  # exponent of the least scale: with it, no e4m3 number is denormal in bf16
-MOST_FRACTION = 0x600000  # 448 is 1.75 * 2**8
-OPEN = 0x7F780000  # from here on the nearest number is 2**128, or there is none
+LEAST = 127 - 117  # biased exponent of the smallest scale: with it, no e4m3 number is denormal in bf16
+MOST_FRACTION = 0x600000  # fraction bits of 448, which is 1.75 * 2**8
+OPEN = 0x7F780000  # f32 bits; from here on an input would be rounded to 2**128, or is infinite or NaN
 NAN = 0x7F  # in e4m3
 
 
 def packed_bytes(n: int) -> int:
-    """Of a row of n inputs.
+    """Bytes of a packed row of n inputs.
 
     >>> packed_bytes(7168)
     7392
@@ -28,29 +28,29 @@ def packed_bytes(n: int) -> int:
 
 
 def pack(x: Tensor) -> Tensor:
-    """x [T, n] f32 or bf16 -> [T, packed_bytes(n)] uint8: e4m3 numbers, then the blocks' scales, f32. A block
-    with a NaN in it, or with an input that would become infinite, is NaN."""
+    """x [T, n] f32 or bf16 -> [T, packed_bytes(n)] uint8: e4m3 numbers, then the blocks' scales, f32. If an
+    input is NaN or would become infinite, its whole block is NaN."""
     codes, scales = _encoded(x)
     return torch.cat((codes, scales.view(torch.uint8)), dim=1)
 
 
 def unpack(packed: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """`pack`'s -> `rounded`'s."""
+    """The result of `pack` -> the rows [T, n] in `dtype`, as from `rounded`."""
     codes, scales = (t.clone(memory_format=torch.contiguous_format) for t in packed.tensor_split([n], dim=1))
     return _decoded(codes, scales.view(torch.float32), dtype)
 
 
 def rounded(x: Tensor) -> Tensor:
-    """x [T, n] f32 or bf16 -> the same, each block rounded to e4m3."""
+    """x [T, n] f32 or bf16 -> x with each block rounded to e4m3, in the dtype of x."""
     return _decoded(*_encoded(x), x.dtype)
 
 
 def _encoded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """-> codes [T, n] uint8, scales [T, blocks] f32."""
+    """x [T, n] -> codes [T, n] uint8, scales [T, blocks] f32."""
     rows, n = x.shape
     blocks = -(-n // BLOCK)
     cells = F.pad(x.float(), (0, blocks * BLOCK - n)).view(rows, blocks, BLOCK)
-    largest = (cells.view(torch.int32) & 0x7FFFFFFF).amax(-1, keepdim=True)  # their order is that of sizes
+    largest = (cells.view(torch.int32) & 0x7FFFFFFF).amax(-1, keepdim=True)  # bits are ordered like sizes
     exponent = (largest >> 23) + ((largest & 0x7FFFFF) > MOST_FRACTION).int() - 8
     exponent = exponent.clamp(min=LEAST)
     bad = largest >= OPEN

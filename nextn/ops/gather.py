@@ -1,9 +1,9 @@
-"""Attention in plain torch: queries gathered into rectangles with their keys.
+"""Gathers queries and their keys into rectangles, for attention in plain torch.
 
-Short spans (decode, verify) that see equally many blocks of keys share a rectangle, long ones (prefill) are
-cut into pieces of queries, each against only the keys it can see. A node of a tree is a run of its own.
+Short spans (decode, verify) with the same number of key blocks share a rectangle. Long spans (prefill) are
+cut into pieces of queries, each with only the keys that it may attend to. A node of a tree is a separate run.
 
-Shapes: B runs of a group, Q queries, S keys of each.
+Shapes: B runs of a group, Q queries and S keys per run.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from torch import Tensor
 
 from nextn.ops.base import KV_BLOCK, ROW_ALIGN, Spans, align
 
-SHORT_SPAN = 2 * ROW_ALIGN  # spans up to this share a rectangle with their like
-SCORES_LIMIT = 1 << 23  # elements of one group's score matrix; bounds the memory of a long prefill
+SHORT_SPAN = 2 * ROW_ALIGN  # maximum rows of a span that shares a rectangle
+SCORES_LIMIT = 1 << 23  # maximum elements of a group's score matrix; limits the memory of a long prefill
 
 
 def is_long(rows: int) -> bool:
-    """Of a span: is it none that shares a rectangle?"""
+    """Whether a span of this many rows is too long to share a rectangle."""
     return rows > SHORT_SPAN
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """size: B, Q, S.
+    """A rectangle. size: (B, Q, S).
 
     rows: [B * Q] int64, row of the batch (padding queries repeat a real row)
-    slots: [B * S] int64, KV slot of each absolute position (padding positions: the first one's)
-    hidden: [B, Q, 1, S] bool, True where the query must not see the key
+    slots: [B * S] int64, KV slot of each absolute position (padding positions: the slot of the first one)
+    hidden: [B, Q, 1, S] bool, True if the query must not attend to the key
     """
 
     size: tuple[int, int, int]
@@ -45,15 +45,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """All groups. back: [T] int64, where in the groups' concatenated queries row t is; 0 of rows in none."""
+    """All groups. back: [T] int64, index of row t in the groups' concatenated queries; 0 if it is in none."""
 
     groups: Sequence[Group]
     back: Tensor
 
 
 class _Run(NamedTuple):
-    """n rows from `first` on, at positions start, start + 1, ...; table [start + n]: the slot of each
-    position they see."""
+    """n rows from row `first` on, at positions start, start + 1, ... table [start + n]: the slot of each
+    position that they attend to."""
 
     first: int
     n: int
@@ -62,8 +62,8 @@ class _Run(NamedTuple):
 
 
 def gathered(spans: Spans, heads: int, prompts: bool = False, caches: int = 1) -> Gathered:
-    """Of all rows, or, where some go the naive way, of those (`prompts`) or of the others. heads: that meet
-    the same keys. caches: sets of keys, each for so many heads."""
+    """The rectangles of all rows. If some rows use naive attention: only theirs (`prompts`), or only the
+    others'. heads: query heads that share a set of keys. caches: number of such sets."""
     key = gathered, heads, prompts, caches
     if key not in spans.kept:
         positions = spans.positions.cpu().numpy()
@@ -76,7 +76,7 @@ def gathered(spans: Spans, heads: int, prompts: bool = False, caches: int = 1) -
 
 
 def _runs(spans: Spans, positions: np.ndarray) -> list[_Run]:
-    """Every span, or, of a tree, each node for itself."""
+    """One run for each span; for a tree, one for each node."""
     page, table, cu_paths = spans.page_size, spans.table.cpu().numpy(), spans.cu_paths.tolist()
     runs = []
     first = 0
@@ -101,7 +101,7 @@ def _runs(spans: Spans, positions: np.ndarray) -> list[_Run]:
     return runs
 
 
-# Queries that share a rectangle: key blocks they see, and (run, first row, queries) of each.
+# Queries that share a rectangle: their number of key blocks, and (run, first row, queries) of each run.
 _Part = tuple[int, list[tuple[_Run, int, int]]]
 
 
@@ -122,7 +122,7 @@ def _members(runs: Sequence[_Run], heads: int, caches: int) -> list[_Part]:
 
 
 def _gathered(parts: Sequence[_Part], positions: np.ndarray, heads: int, device: torch.device) -> Gathered:
-    # Queries come in multiples that make Q * heads a multiple of ROW_ALIGN.
+    # Q is padded so that Q * heads is a multiple of ROW_ALIGN.
     quantum = ROW_ALIGN // math.gcd(ROW_ALIGN, heads)
     groups = []
     back = np.zeros(len(positions), dtype=np.int64)
@@ -137,7 +137,7 @@ def _gathered(parts: Sequence[_Part], positions: np.ndarray, heads: int, device:
             row_index[j, n:] = first
             table = run.table[:s]
             slot_index[j, : len(table)] = table
-            # Keys that nobody sees are multiplied by 0, and 0 * NaN is NaN: they are to be the request's own.
+            # Hidden keys are multiplied by 0, and 0 * NaN is NaN. So padding uses a slot of this request.
             slot_index[j, len(table) :] = table[0]
             back[first : first + n] = offset + j * q + np.arange(n)
         hidden = np.arange(s) > positions[row_index][:, :, None, None]

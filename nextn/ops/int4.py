@@ -1,4 +1,4 @@
-"""Matrices to 4 bits: what --quantization w4a16 makes of weights as they are loaded."""
+"""Converts matrices to 4 bits: what --quantization w4a16 does to weights when they are loaded."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from torch import Tensor
 
 from nextn.ops.stored import INT4, Format, Stored
 
-# A group's codes are tried over its whole range times each of these. Less than 1 rounds the extremes down and
-# everything between them finer; more than 1 moves the grid.
+# Factors of a group's range for which codes are tried. Below 1, the extremes are clipped and all other values
+# are rounded in finer steps; above 1, the grid is moved.
 RANGES = (1.05, 0.95, 0.85)
-AT_ONCE = 32000  # weights: they stay in a core's cache, and torch does not call its threads for so few
+AT_ONCE = 32000  # weights: few enough for a core's cache, and for torch to use one thread
 LEAST = 1e-12  # range of a group that is all zeros
 
 
 def quantize_int4(weight: Tensor, group: int, zeros: bool) -> Stored:
-    """weight [n, k], k a multiple of group -> codes and, for each group, the scale with the least squared
-    error of those tried: for the codes of each range, the scale that fits them best. zeros: each group has a
-    zero point; without, it is 8.
+    """Quantizes weight [n, k], k a multiple of group, to codes of 4 bits with a scale for each group.
 
-    A search over ranges as in the quantisers of llama.cpp (make_qkx2_quants) and AutoAWQ (auto_clip).
+    For the codes of each range, the scale that fits them best is tried; the one with the smallest squared
+    error is kept. zeros: each group has a zero point; otherwise all zero points are 8. The quantizers of
+    llama.cpp (make_qkx2_quants) and AutoAWQ (auto_clip) search over ranges in the same way.
     """
     n, k = weight.shape
     assert k % group == 0, (weight.shape, group)
@@ -40,8 +40,8 @@ def quantize_int4(weight: Tensor, group: int, zeros: bool) -> Stored:
 
 
 class _Work:
-    """Room for so many groups, inputs first. Memory that was used before is in the cache and costs no page
-    faults."""
+    """Buffers for `count` groups, with the inputs as the first axis. They are reused: used memory is in the
+    CPU's cache and causes no page faults."""
 
     def __init__(self, group: int, count: int) -> None:
         self.count = count
@@ -49,14 +49,14 @@ class _Work:
         self._products = torch.empty(group, 2, count)
 
     def quantized(self, zeros: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Of `groups`: (codes [count, group / 2], two a byte; scale, zero [count])."""
+        """Quantizes `groups`: (codes [count, group / 2], two per byte; scale, zero [count])."""
         groups = self.groups
         low, high = groups.amin(0), groups.amax(0)
         if zeros:
             low, high = low.clamp_(max=0), high.clamp_(min=0)
             full = (high - low).clamp_(min=LEAST) / 15
             zero = torch.round(-low / full)
-        else:  # the extreme gets code 0, which is one step further out than 15
+        else:  # the extreme gets code 0, which is one step further from 8 than code 15
             full = torch.where(-low > high, low, high) / -8
             full = torch.where(full == 0, LEAST, full)
             zero = torch.full_like(full, 8)
@@ -66,7 +66,7 @@ class _Work:
             codes = self._rounded(full * part, *bounds)
             dot, square = self._sums(codes)
             fit = dot / square.clamp_(min=1)  # codes are whole numbers
-            gain = dot * fit  # by so much the squared error is below that of zeros
+            gain = dot * fit  # how much smaller the squared error is than with weights of 0
             better = (gain > best) & (fit != 0)
             scale, best = torch.where(better, fit, scale), torch.where(better, gain, best)
         codes = self._rounded(scale, *bounds).add_(zero)
@@ -74,15 +74,15 @@ class _Work:
         return pairs.t().to(torch.uint8), scale, zero.to(torch.uint8)
 
     def _rounded(self, scale: Tensor, least: Tensor, most: Tensor) -> Tensor:
-        """Steps from the zero point that are nearest to the groups' weights."""
+        """The groups' weights in whole steps of `scale` from the zero point, limited to least .. most."""
         steps = torch.mul(self.groups, 1 / scale, out=self._steps).round_()
         torch.maximum(steps, least, out=steps)
         return torch.minimum(steps, most, out=steps)
 
     def _sums(self, codes: Tensor) -> Tensor:
-        """[2, count]: of codes times weights, and of codes squared. Not torch's sum, whose order of
-        additions depends on where a group is among the others: ranks that convert some rows each would find
-        other scales than one that converts all."""
+        """[2, count]: sums of codes times weights, and of squared codes. torch.sum is not used: its order of
+        additions depends on the group's index. Then ranks that convert some rows each would get other scales
+        than a rank that converts all."""
         torch.mul(codes, self.groups, out=self._products[:, 0])
         torch.mul(codes, codes, out=self._products[:, 1])
         left = len(codes)

@@ -1,7 +1,7 @@
-"""Which matrix products are row-invariant on this machine? Measured once at start-up, within a second.
+"""Measures which matrix products are row-invariant on this machine: once at start-up, within a second.
 
-With MKL, for one, a row's bits do not move with the number of rows in multiples of 8, but for very narrow
-results they do move with the row's place among its neighbours.
+With MKL, for example, a row's bits do not depend on the number of rows, if that is a multiple of 8. But for
+very narrow results they depend on the row's index.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 
 from nextn.ops.base import ROW_ALIGN
 
-# direct: one product for all rows. blocks: products of ROW_ALIGN rows each. sums: multiply and add up.
+# direct: one product for all rows. blocks: products of ROW_ALIGN rows. sums: elementwise products, summed.
 Mode = Literal["direct", "blocks", "sums"]
 Shape = tuple[int, int]  # (n_out, n_in) of a weight
-OPERATIONS = 1 << 27  # most multiply-adds of one probe; wider weights are probed on their first columns
+OPERATIONS = 1 << 27  # maximum multiply-adds of a probe; of wider weights, the first columns are probed
 
 
 def product_modes(shapes: Iterable[Shape], dtype: torch.dtype, device: torch.device) -> Mapping[Shape, Mode]:
-    """For every shape the cheapest mode that gives a row the same bits at any place in a batch of any
-    (aligned) size, in `F.linear` and in `torch.bmm`."""
+    """The cheapest row-invariant mode of every shape: with `F.linear` and with `torch.bmm`, a row has the
+    same bits at any index in a batch of any aligned size."""
     gen = torch.Generator().manual_seed(0)
     modes: dict[Shape, Mode] = {}
     for n_out, n_in in sorted(set(shapes)):
@@ -39,7 +39,7 @@ def product_modes(shapes: Iterable[Shape], dtype: torch.dtype, device: torch.dev
 
 def _invariant(x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> bool:
     rows = torch.stack([weight.t()] * 3)  # [3, n_in, n_out]
-    columns = torch.stack([weight] * 3).transpose(1, 2)  # the same, laid out as a transposed weight
+    columns = torch.stack([weight] * 3).transpose(1, 2)  # the same with the strides of a transposed weight
     products: list[Callable[[Tensor], Tensor]] = [
         lambda a: F.linear(a, weight),
         lambda a: torch.bmm(a.expand(3, -1, -1), rows)[2],

@@ -1,9 +1,9 @@
-"""Plain torch: the fallback everywhere and the oracle of every other backend.
+"""The ops in plain torch: the fallback on every device, and the oracle of every other backend.
 
-Row invariance in f32 on CPU rests on one property of the BLAS behind torch: a matrix product with a
-multiple of ROW_ALIGN rows accumulates every row in the same order whatever their number. That is
-measured at start-up, not believed (`nextn.ops.probe`); shapes for which it does not hold are computed out
-of products of exactly ROW_ALIGN rows, or, the narrowest, by multiplying and adding up.
+Row invariance in f32 on CPU needs one property of the BLAS behind torch: a matrix product with a multiple of
+ROW_ALIGN rows accumulates every row in the same order, however many rows there are. `nextn.ops.probe`
+measures this at start-up. Shapes without the property are computed with products of exactly ROW_ALIGN rows,
+and the narrowest shapes by elementwise multiplication and a sum.
 
 Shapes are those of `nextn.ops.base`.
 """
@@ -29,15 +29,16 @@ from nextn.ops.philox import uniforms
 from nextn.ops.probe import Mode, Shape
 from nextn.ops.rotary import rotate
 
-# Of a key over the best one's, e**-64: no sum notices less, and products with it may be denormal and slow.
+# Weight of a key relative to the best one, e**-64. Smaller ones change no sum; products with them may be
+# denormal and slow.
 LEAST_WEIGHT = 1.6e-28
 
 
 class Runs(NamedTuple):
-    """Rows in the order of their experts, every expert's run filled up to a multiple of ROW_ALIGN with row 0.
+    """Rows in the order of their experts. Each expert's run is padded with row 0 to a multiple of ROW_ALIGN.
 
-    used, sizes: experts that have rows, the length of each one's run. rows: [P] int64, of the batch. place:
-    [R, K] int64, where among them each choice stands; P: it is elsewhere.
+    used, sizes: the experts that have rows, and the length of each expert's run. rows: [P] int64, rows of the
+    batch. place: [R, K] int64, index into `rows` of each choice; P: the expert is on another device.
     """
 
     used: list[int]
@@ -48,14 +49,14 @@ class Runs(NamedTuple):
 
 class Reference:
     name = "reference"
-    exact_columns = False  # the BLAS chooses its loops by the width too
+    exact_columns = False  # the BLAS chooses its loops by the width of the result too
 
     naive_attention = staticmethod(naive_attention)
     best_token = staticmethod(best_token)
     fp8_rows = staticmethod(rounded)
 
     def __init__(self, modes: Mapping[Shape, Mode] | None = None) -> None:
-        """modes: from `product_modes`; a shape that is not in it goes the direct way."""
+        """modes: from `product_modes`. Shapes that are not in it are computed directly."""
         self.modes = {shape: mode for shape, mode in (modes or {}).items() if mode != "direct"}
 
     def embed(self, tokens: Tensor, positions: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,14 +86,14 @@ class Reference:
         return torch.cat([(part[:, None] * weight).sum(-1) for part in x.split(ROW_ALIGN)])
 
     def _linear_out(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        """out <- linear(x, weight), without a copy where the product goes the direct way."""
+        """out <- linear(x, weight), without a copy if the product is computed directly."""
         if (weight.shape[0], weight.shape[1]) in self.modes:
             out.copy_(self._linear(x, weight))
         else:
             torch.mm(x, weight.t(), out=out)
 
     def _bmm(self, a: Tensor, b: Tensor) -> Tensor:
-        """a [B, M, K] @ b [B, K, N], M a multiple of ROW_ALIGN; a weight of shape (N, K) in `modes`."""
+        """a [B, M, K] @ b [B, K, N], M a multiple of ROW_ALIGN. Its key in `modes` is (N, K)."""
         mode = self.modes.get((b.shape[2], b.shape[1]))
         if mode is None:
             return torch.bmm(a, b)
@@ -178,7 +179,7 @@ class Reference:
     def mla_attention(self, q: Tensor, cache: Tensor, spans: Spans, rank: int) -> Tensor:
         heads, width = q.shape[1:]
         queries = gathered(spans, heads)
-        if not queries.groups:  # every row is a prompt's and goes the naive way
+        if not queries.groups:  # all rows are of long prompts and use naive attention
             return torch.zeros_like(q[..., :rank])
         outs = []
         for g in queries.groups:
@@ -210,7 +211,7 @@ class Reference:
         b, s, _ = keys.shape
         scores = self._bmm(query, keys.transpose(1, 2)).float()
         scores.view(b, hidden.shape[1], -1, s).masked_fill_(hidden, float("-inf"))
-        # The maximum does not depend on the order; the sums below do, so they go block by block.
+        # The maximum does not depend on the order of keys. Sums do, so they are computed block by block.
         p = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
         F.threshold(p, LEAST_WEIGHT, 0.0, inplace=True)
         blocks, rows = s // KV_BLOCK, p.shape[1]
@@ -224,7 +225,7 @@ class Reference:
 
     def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.linear(x, weight, torch.float32)
-        finite = logits.amax(dim=-1).abs() < math.inf  # false of NaN
+        finite = logits.amax(dim=-1).abs() < math.inf  # False for NaN
         tokens, confidence = best_token(logits)
         return torch.where(finite, tokens, NO_TOKEN), confidence
 
@@ -238,7 +239,7 @@ class Reference:
         if by.softmax:
             scores = (logits - logits.amax(-1, keepdim=True)).exp_()
             scores = scores / scores.sum(-1, keepdim=True)
-        else:  # not `sigmoid`: its vector body and its scalar tail differ in the last bit
+        else:  # torch.sigmoid's vector loop and its scalar tail differ in the last bit
             scores = logits.neg_().exp_().add_(1.0).reciprocal_()
         biased = scores + bias
         if by.top_groups < by.groups:
@@ -274,13 +275,13 @@ class Reference:
     ) -> Tensor:
         gate_up, down = widened(gate_up, x.dtype), widened(down, x.dtype)
         gathered = x.index_select(0, runs.rows)
-        # Per expert two products and nothing else: everything between is done once for all rows.
+        # Only the two products are computed per expert; everything else once for all rows.
         hidden = gathered.new_empty(len(gathered), gate_up.shape[1])
         for e, x_e, h_e in zip(runs.used, gathered.split(runs.sizes), hidden.split(runs.sizes), strict=True):
             self._linear_out(x_e, gate_up[e], h_e)
         hidden = _swiglu(hidden, inner)
         outs = gathered.new_empty(len(gathered) + 1, down.shape[1])
-        outs[-1] = 0  # of choices that are elsewhere
+        outs[-1] = 0  # for choices whose expert is on another device
         sizes = [*runs.sizes, 1]
         for e, h_e, o_e in zip(runs.used, hidden.split(runs.sizes), outs.split(sizes), strict=False):
             self._linear_out(h_e, down[e], o_e)
@@ -306,15 +307,15 @@ class Reference:
 
 
 def _back(outs: Sequence[Tensor], queries: Gathered) -> Tensor:
-    """What a batch's groups gave, [B * Q, ...] each, in the order of its rows."""
+    """The results of a batch's groups, [B * Q, ...] each, in the order of the batch's rows."""
     flat = outs[0] if len(outs) == 1 else torch.cat(list(outs))
     return flat.index_select(0, queries.back)
 
 
 def _swiglu(gate_up: Tensor, inner: Columns | None) -> Tensor:
-    """gate_up [T, 2 * I], or of the columns `inner` alone -> silu(gate) * up [T, I]."""
+    """gate_up [T, 2 * I], or only its columns `inner` -> silu(gate) * up [T, I]."""
     if inner is not None and inner.end - inner.begin < inner.n:
-        # silu's vector body and its scalar tail differ in the last bit: a column stays where it always is.
+        # silu's vector loop and its scalar tail differ in the last bit, so each column keeps its place.
         both = gate_up.new_zeros(len(gate_up), 2, inner.n)
         both[:, :, inner.begin : inner.end] = gate_up.unflatten(1, (2, inner.end - inner.begin))
         gate_up = both.flatten(1)

@@ -1,4 +1,4 @@
-"""Backends by name. A new backend is one line in FACTORIES."""
+"""Makes op backends by name. A new backend is one line in FACTORIES."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nextn.ops.probe import Shape, product_modes
 
 log = logging.getLogger("nextn.ops")
 
-OLDEST = (8, 0)  # compute capability: bfloat16 on the matrix units
+OLDEST = (8, 0)  # compute capability: the first with bfloat16 on the matrix units
 
 
 def _reference(shapes: set[Shape], dtype: torch.dtype, device: torch.device) -> Ops:
@@ -53,7 +53,7 @@ def make_ops(shapes: set[Shape], dtype: torch.dtype, device: torch.device, name:
 
 
 def triton_obstacle() -> str | None:
-    """Why the Triton kernels cannot run here, if they cannot."""
+    """Why the Triton kernels cannot run on this machine; None if they can."""
     if not torch.cuda.is_available():
         return "torch finds no CUDA device"
     if torch.cuda.get_device_capability() < OLDEST:

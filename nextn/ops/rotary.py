@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, heads, P], cos and sin [T, P / 2] f32. A head has the same bits whichever others there are.
-    Products of complex numbers have not: their vector body and scalar tail differ in the last bit."""
+    """x [T, heads, P], cos and sin [T, P / 2] f32 -> x rotated. A head's bits do not depend on the number of
+    heads. With complex products they would: the vector loop and the scalar tail differ in the last bit."""
     even, odd, c, s = x[..., 0::2].float(), x[..., 1::2].float(), cos[:, None], sin[:, None]
     return torch.stack((even * c - odd * s, even * s + odd * c), dim=-1).flatten(-2).to(x.dtype)

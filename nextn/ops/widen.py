@@ -1,8 +1,8 @@
-"""Matrices in a few bits to plain ones: for kernels that cannot compute from them, and as the oracle of those
-that can.
+"""Converts matrices in a few bits to plain ones: for kernels that cannot read them, and as an oracle for
+kernels that can.
 
-GGUF's blocks are those of ggml (ggml-common.h has their layouts, ggml-quants.c the order of the operations,
-which is kept: values are the same to the bit). A block is of 32 inputs, or of 256 (K types) in groups.
+GGUF's blocks are ggml's: ggml-common.h has their layouts. The operations have the order of ggml-quants.c, so
+values have the same bits. A block has 32 inputs, or 256 inputs in groups (K types).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from nextn.ops.stored import INT4, Stored
 
-CHUNK = 1 << 20  # values widened at once: they take some 20 bytes each on the way, and fit into caches
+CHUNK = 1 << 20  # values widened at once: with about 20 bytes each in between, they fit into caches
 
 
 def widened(stored: Stored, dtype: torch.dtype) -> Tensor:
-    """[n, k] in this dtype."""
+    """The matrix [n, k] in this dtype."""
     n, k = stored.shape
     out = torch.empty(n, k, dtype=dtype)
     rows = max(1, CHUNK // max(1, k))
@@ -44,12 +44,13 @@ def _int4(stored: Stored) -> Tensor:
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
-    """[blocks, 1] f32: the f16 at this byte of each."""
+    """[blocks, 1] f32: the f16 number at byte `at` of each block."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
 def _bits(data: Tensor, width: int, run: int) -> Tensor:
-    """Codes of `width` bits. data [blocks, bytes]: of each run of bytes first all lowest bits, then the next.
+    """Codes of `width` bits from data [blocks, bytes]. For each run of `run` bytes: first the lowest bits of
+    all its bytes, then the next higher bits, and so on.
 
     >>> _bits(torch.tensor([[0x21, 0x43]], dtype=torch.uint8), 4, 2)
     tensor([[1, 3, 2, 4]], dtype=torch.uint8)
@@ -67,7 +68,7 @@ def _q4_1(b: Tensor) -> Tensor:
 
 
 def _q5(b: Tensor, at: int) -> Tensor:
-    """32 codes of 5 bits: at byte `at` their highest bits, then the others."""
+    """32 codes of 5 bits: their highest bits begin at byte `at`, the other bits follow."""
     high = _bits(b[:, at : at + 4], 1, 1)
     return (_bits(b[:, at + 4 :], 4, 16) | high << 4).float()
 
@@ -85,7 +86,7 @@ def _q8_0(b: Tensor) -> Tensor:
 
 
 def _grouped(codes: Tensor, scale: Tensor) -> Tensor:
-    """Codes [blocks, 256] by the groups of the scales [blocks, groups]: [blocks, groups, inputs]."""
+    """Codes [blocks, 256] in the groups of the scales [blocks, groups] -> [blocks, groups, inputs] f32."""
     return codes.view(*scale.shape, -1).float()
 
 
@@ -97,16 +98,16 @@ def _q2_k(b: Tensor) -> Tensor:
 
 
 def _q3_k(b: Tensor) -> Tensor:
-    low = _bits(b[:, 96:104], 4, 8)  # scales of 6 bits, their highest two apart
+    low = _bits(b[:, 96:104], 4, 8)  # scales have 6 bits; the highest two are stored separately
     scale = _half(b, 108) * ((low | _bits(b[:, 104:108], 2, 4) << 4).float() - 32)
-    high = _bits(b[:, :32], 1, 32)  # 0 takes 4 away
+    high = _bits(b[:, :32], 1, 32)  # 0: subtract 4
     codes = _bits(b[:, 32:96], 2, 32).float() - (4 - 4 * high.float())
     return scale[..., None] * _grouped(codes, scale)
 
 
 def _scales(b: Tensor) -> tuple[Tensor, Tensor]:
-    """(scale, minimum) of the 8 groups of a Q4_K or Q5_K block, which have 6 bits each: those of the first
-    four in a byte, and above them the highest two bits of the others'."""
+    """(scale, minimum) of the 8 groups of a Q4_K or Q5_K block, of 6 bits each. A byte has a number of the
+    first four groups, and in its top bits the highest two bits of a number of the other groups."""
     d, m, others = b[:, 4:8], b[:, 8:12], b[:, 12:16]
     scale = torch.cat((d & 63, others & 15 | (d >> 2) & 48), 1)
     least = torch.cat((m & 63, others >> 4 | (m >> 2) & 48), 1)
@@ -130,7 +131,7 @@ def _q6_k(b: Tensor) -> Tensor:
     return scale[..., None] * _grouped(codes, scale)
 
 
-# Bytes of a block, and its values.
+# Type -> (bytes of a block, function that widens blocks).
 BLOCKS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "Q4_0": (18, _q4_0),
     "Q4_1": (20, _q4_1),

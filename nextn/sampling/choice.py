@@ -1,4 +1,4 @@
-"""What the choice of one token depends on."""
+"""The inputs of the choice of one token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SampledRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the choice of one token depends on, besides its logits. The token gets the position `index`."""
+    """The inputs of the choice of one token, without its logits. The token gets the position `index`."""
 
     params: SamplingParams
     tokens: Sequence[int]  # committed tokens of the request

@@ -1,12 +1,12 @@
-"""The random numbers of the verify modes that weigh probabilities (nextn.speculative.verify).
+"""The random numbers of the verify modes that use probabilities (nextn.speculative.verify).
 
-Each is a function of (seed, stream, root, depth, purpose), where `root` is the position of the last committed
-token: a step's own name, as every step commits a token. The position alone would not do: `block` turns a
-prefix down by looking at the coins of all drafts after it, so those coins are spent, whatever is tried at
-their positions in the next step.
+Each number is a function of (seed, stream, root, depth, purpose). `root` is the position of the last
+committed token. It identifies the step, because every step commits a token. The position of a draft would not
+be enough: `block` rejects a prefix by looking at the coins of all drafts after it. So these coins are used
+up, and the next step needs new ones for the same positions.
 
-Philox's counter is (word, root + depth, stream, purpose | depth << 2), see nextn.sampling.gumbel, whose own
-noise has a 0 in the last place. So nothing here is ever drawn twice, nor together with the one choice.
+Philox's counter is (word, root + depth, stream, purpose | depth << 2), see nextn.sampling.gumbel. The noise
+of `nextn.sampling.sampler` has 0 in the last place. So no number is used twice, here or in the sampler.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ COIN, FINAL, DRAFT = 1, 2, 3
 
 
 class DrawKey(NamedTuple):
-    """One request's numbers for the tokens at `depth` after the token at position `root`; for `coins`, for
-    all up to there."""
+    """The key of one request's numbers for the token at `depth` after the token at position `root`. For
+    `coins`: for all depths from 1 to `depth`."""
 
     seed: int
     stream: int
@@ -35,7 +35,7 @@ class DrawKey(NamedTuple):
 
 
 def coins(keys: Sequence[DrawKey]) -> list[list[float]]:
-    """[i][j] in (0, 1): request i's at depth j + 1."""
+    """[i][j] in (0, 1): the coin of request i at depth j + 1."""
 
     def column(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64)[:, None]
@@ -48,8 +48,9 @@ def coins(keys: Sequence[DrawKey]) -> list[list[float]]:
 
 
 def draw(purpose: int, weights: Tensor, keys: Sequence[DrawKey]) -> list[int]:
-    """Draws a token in proportion to each row of weights [N, V]: Gumbel-max over their logarithms. purpose:
-    DRAFT for drafts, FINAL for the tokens that end a step. NO_TOKEN where all weights are 0."""
+    """Draws a token for each row, with probabilities in proportion to weights [N, V]: Gumbel-max over their
+    logarithms. purpose: DRAFT for drafts, FINAL for the tokens that end a step. NO_TOKEN if all weights of a
+    row are 0."""
     noise = gumbel_noise(
         [d.seed for d in keys],
         [d.stream for d in keys],

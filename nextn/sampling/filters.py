@@ -1,4 +1,4 @@
-"""Which tokens a draw may choose: the logits over the temperature, then top-k, top-p and min-p."""
+"""Filters the tokens that a draw can choose: logits divided by temperature, then top-k, top-p and min-p."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nextn.ops.base import DrawParams
 
 
 def scaled_logits(logits: Tensor, draws: Sequence[DrawParams]) -> Tensor:
-    """filter(logits / T): [N, V] f32, a draw for each row."""
+    """filter(logits / T), [N, V] f32. draws: one per row."""
 
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]
@@ -21,9 +21,9 @@ def scaled_logits(logits: Tensor, draws: Sequence[DrawParams]) -> Tensor:
 
 
 def filter_logits(logits: Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) -> Tensor:
-    """Sets to -inf what top-k, then top-p over what is left, then min-p exclude. [N, V] f32, already
-    divided by the temperature. Among equal logits the smaller token id ranks first. The best token
-    always stays."""
+    """Sets the logits of excluded tokens to -infinity: by top-k, then by top-p over the remaining tokens,
+    then by min-p. logits [N, V] f32, already divided by the temperature. Among equal logits the smaller token
+    id ranks first. The best token is never excluded."""
     vocab = logits.shape[1]
     rows = [
         i
@@ -44,8 +44,8 @@ def filter_logits(logits: Tensor, top_k: list[int], top_p: list[float], min_p: l
 
 
 def filter_rows(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """`filter_logits` of rows that have a filter, with numbers that lie on the device, [N, 1] f32 of each.
-    top_k: the size of the vocabulary where it is off."""
+    """`filter_logits` for rows with a filter. The numbers are on the device, [N, 1] f32 each. top_k: the size
+    of the vocabulary if top-k is off."""
     ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[1], device=logits.device)[None]
     ordered = ordered.masked_fill(rank >= top_k, float("-inf"))

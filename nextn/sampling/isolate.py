@@ -1,4 +1,4 @@
-"""Work that is done for many requests together, where one of them may spoil it. Pure."""
+"""Does work for many requests together, and separately if one of them makes it fail. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def isolated(
     failed: Callable[[Item, Exception], Found],
     what: str,
 ) -> list[Found]:
-    """work(items), which finds something for each. If it raises, it is done for each alone, and those for
-    which it raises again get what `failed` says. `what` names the work in the log.
+    """work(items), which has a result for each item. If it raises, it is called for each item alone. If that
+    raises too, the item's result is failed(item, error). `what` names the work in the log.
 
     >>> isolated(lambda xs: [1 // x for x in xs], [1, 0, 1], lambda x, e: None, "dividing")
     [1, None, 1]

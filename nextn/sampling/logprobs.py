@@ -1,7 +1,7 @@
-"""Log-probabilities of tokens: log_softmax of the target's raw logits, for the rows that asked.
+"""Log-probabilities of tokens: log_softmax of the target's raw logits, for the rows that want them.
 
-What a row gets depends on that row alone: log_softmax works row by row, and the most likely tokens
-are picked among rows that want equally many. So MTP, batch and chunking do not show in it, to the bit.
+A row's results depend only on that row: log_softmax works row by row, and topk runs over rows that want the
+same number of tokens. So MTP, batch and chunking do not change a bit of them.
 
 Shapes: N rows, V vocabulary.
 """
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from nextn.request import TokenLogprob
 
-ROWS = 64  # at a time: bounds the memory, 64 rows of 129,280 logits are 32 MiB
+ROWS = 64  # rows at a time, which limits the memory: 64 rows of 129,280 logits are 32 MiB
 
 
 class Asked(NamedTuple):
-    """One log-probability that is asked for: of `token` by row `row` of the logits, and of the `top`
-    most likely ones."""
+    """A wanted log-probability: of `token`, from row `row` of the logits, and those of the `top` most likely
+    tokens."""
 
     row: int
     token: int
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
 
 
 def token_logprobs(logits: Tensor, asked: Sequence[Asked]) -> list[TokenLogprob]:
-    """logits [N, V] f32, raw -> one answer for each question. Rows that nobody asks for cost nothing."""
+    """logits [N, V] f32, raw -> one result for each of `asked`. Other rows cost nothing."""
     found: dict[int, TokenLogprob] = {}
     for top in {a.top for a in asked}:
         alike = [i for i, a in enumerate(asked) if a.top == top]
@@ -46,7 +46,7 @@ def _compute(logits: Tensor, asked: Sequence[Asked], top: int) -> list[TokenLogp
     logprobs = logits.index_select(0, column([a.row for a in asked])).log_softmax(dim=-1)
     own = logprobs.gather(1, column([a.token for a in asked])[:, None])[:, 0].tolist()
     best, ids = (t.tolist() for t in logprobs.topk(min(top, logprobs.shape[1]), dim=-1))
-    # Among equals the smaller id comes first, as in the choice of a token.
+    # Among equal tokens the smaller id is first, as in the choice of a token.
     return [
         TokenLogprob(p, sorted(zip(i, b, strict=True), key=lambda pair: (-pair[1], pair[0])))
         for p, i, b in zip(own, ids, best, strict=True)
@@ -54,8 +54,8 @@ def _compute(logits: Tensor, asked: Sequence[Asked], top: int) -> list[TokenLogp
 
 
 def prompt_logprobs(logits: Callable[[list[int]], Tensor], asked: Sequence[Asked]) -> Iterator[TokenLogprob]:
-    """logits: of these rows of the target's step, in order -> one answer for each question. They are made a
-    few rows at a time."""
+    """Yields one result for each of `asked`. logits(rows): the logits of these rows of the target's step, in
+    order. It is called for at most ROWS rows at a time."""
     for begin in range(0, len(asked), ROWS):
         some = asked[begin : begin + ROWS]
         found = logits([a.row for a in some])

@@ -1,4 +1,4 @@
-"""What changes logits before a draw: min_tokens, penalties of past tokens, the bias, the grammar's mask."""
+"""Changes logits before a draw: min_tokens, penalties for past tokens, the bias, the grammar's mask."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from nextn.request import SamplingParams
 from nextn.sampling.choice import Choice
 
-# A smaller repetition penalty counts as this: dividing by less makes logits infinite; less still is 0 in f32.
+# The smallest repetition penalty. Dividing by less makes logits infinite, and much less is 0 in f32.
 LEAST_PENALTY = 1e-20
 
 
 def penalized(params: SamplingParams, output: int) -> bool:
-    """Do the logits change before the draw of a token that `output` of the request's own come before? Where
-    they do not, they do not for the tokens after it."""
+    """Whether the logits are changed before the draw of a token. output: number of output tokens before it.
+    If they are not changed, they are not changed for later tokens either."""
     p = params
     return (
         output < p.min_tokens
@@ -30,10 +30,10 @@ def penalized(params: SamplingParams, output: int) -> bool:
 
 
 def apply_penalties(logits: Tensor, choices: Sequence[Choice]) -> None:
-    """In place, of each choice's row: penalties of what came before, the bias, then the grammar's mask.
+    """Changes each choice's row in place: min_tokens, penalties for earlier tokens, bias, grammar's mask.
 
-    min_tokens gives way where the grammar allows nothing but the end, and where everything ends the request.
-    So of finite logits one is left, unless the grammar allows nothing at all.
+    min_tokens is ignored if the grammar allows only end tokens, or if all tokens are end tokens. So if the
+    logits are finite, one stays finite, unless the grammar allows no token.
     """
     vocab = logits.shape[1]
     for i, c in enumerate(choices):
@@ -61,7 +61,7 @@ def apply_penalties(logits: Tensor, choices: Sequence[Choice]) -> None:
 
 
 def _only_ends(choice: Choice, vocab: int) -> bool:
-    """Is there nothing to choose but what ends the request?"""
+    """Whether only end tokens can be chosen."""
     if choice.allowed is None:
         return len(choice.end_ids) >= vocab
     tokens = choice.allowed.tokens

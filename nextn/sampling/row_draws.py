@@ -1,7 +1,7 @@
-"""The choice of `nextn.sampling.sampler`, of rows whose parameters lie on the device.
+"""The choice of `nextn.sampling.sampler`, for rows whose parameters are on the device.
 
-The host reads no number, so it can be part of a CUDA graph. A row gets the token that `sampler.draw` gives
-it.
+The host reads no number from the device, so the choice can be part of a CUDA graph. A row gets the same token
+as from `sampler.draw`.
 
 Shapes: N rows, V vocabulary.
 """
@@ -19,11 +19,11 @@ from nextn.sampling.filters import filter_rows
 from nextn.sampling.gumbel import gumbel, places
 from nextn.sampling.sampler import best_tokens
 
-ROWS = 32  # that get their noise at a time: it takes a hundred bytes a logit while it is made
+ROWS = 32  # rows whose noise is computed at a time: this takes about a hundred bytes per logit
 
 
 class Choosing(IntEnum):
-    """What rows may ask for; a later one serves rows that ask for less, too."""
+    """The most general choice among the rows. A later value also handles rows that need an earlier one."""
 
     GREEDY = 0
     SAMPLED = 1
@@ -31,8 +31,8 @@ class Choosing(IntEnum):
 
 
 class RowDraws(NamedTuple):
-    """[N] of each. temperature: 0 where the choice is greedy. filters: does the row have any? top_k: the
-    size of the vocabulary where it is off."""
+    """The parameters of N rows, [N] each. temperature: 0 if the choice is greedy. top_k: the size of the
+    vocabulary if it is off. filters: whether the row has a filter."""
 
     seed_low: Tensor
     seed_high: Tensor
@@ -45,7 +45,7 @@ class RowDraws(NamedTuple):
     filters: Tensor
 
     def take(self, rows: Tensor) -> RowDraws:
-        """Those of these rows."""
+        """The parameters of these rows. rows: indices on the device."""
         return RowDraws(*(numbers.index_select(0, rows) for numbers in self))
 
     def part(self, rows: slice) -> RowDraws:
@@ -59,9 +59,9 @@ Uniforms = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]  # the same
 def draw_rows(
     logits: Tensor, draws: RowDraws, choosing: Choosing, uniforms: Uniforms, best: BestToken | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """logits [N, V] f32, which may be written over -> tokens [N] int64, NO_TOKEN where there is no choice.
-    uniforms: what the noise is made from.
-    best: if given, what finds their confidence, [N] f32, see `nextn.ops.base.Draw`."""
+    """logits [N, V] f32, which may be overwritten -> tokens [N] int64, NO_TOKEN if no token can be chosen,
+    and their confidence [N] f32 (`nextn.ops.base.Draw`), or None without `best`. uniforms: makes the random
+    numbers of the noise. best: finds the confidence."""
     assert len(logits) == len(draws.position)
     if choosing != Choosing.GREEDY:
         for at in range(0, len(logits), ROWS):
@@ -75,7 +75,7 @@ def draw_rows(
 
 
 def _perturbed(logits: Tensor, draws: RowDraws, choosing: Choosing, uniforms: Uniforms) -> Tensor:
-    """Of the rows that are sampled: filter(logits / T) + noise."""
+    """filter(logits / T) + noise for sampled rows, and the logits for greedy rows."""
     random = (draws.temperature > 0)[:, None]
     scaled = logits / torch.where(random, draws.temperature[:, None], 1.0)
     if choosing == Choosing.FILTERED:

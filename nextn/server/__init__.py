@@ -1,11 +1,11 @@
-"""The server, in rooms. Each imports only those above it in this list:
+"""The HTTP server. Each of its rooms imports only rooms above it in this list:
 
-protocol    request bodies and what is wrong with them, answers, errors
-parsers     a text's reasoning and tool calls
-prompts     from chats and texts to tokens and constraints
+protocol    request bodies and their checks, answers, errors
+parsers     find reasoning and tool calls in a text
+prompts     turn chats and texts into tokens and constraints
 process     the engine's process: its loop, messages, client and supervision
-answers     from the engine's outputs to answers and streams
+answers     turn the engine's outputs into answers and streams
 monitoring  metrics, the request log, traces
-http        routes, middleware, connections, the page
-launch      puts them together
+http        routes, middleware, connections, the web page
+launch      starts all parts of a server, and ends them
 """

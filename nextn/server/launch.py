@@ -1,9 +1,9 @@
-"""From a configuration to a running server, and to its end.
+"""Starts a server from its configuration, and ends it.
 
-One asyncio loop in this process serves HTTP; each engine runs in a child process. On the first Ctrl-C or
-SIGTERM new requests get 503 and running ones --shutdown-timeout seconds. The second ends all at once. The
-exit code is 0 after SIGTERM, and 130 after Ctrl-C, as of every command; 1 where the server cannot start, or
-cannot go on.
+One asyncio loop in this process serves HTTP. Each engine runs in a child process. After the first Ctrl-C or
+SIGTERM, new requests get 503, and running ones have --shutdown-timeout seconds to finish. The second signal
+ends everything at once. The exit code is 0 after SIGTERM, and 130 after Ctrl-C, as for each command. It is 1
+if the server cannot start, or cannot continue.
 """
 
 from __future__ import annotations
@@ -54,12 +54,11 @@ from nextn.trace_file import check_folder
 
 log = logging.getLogger("nextn.server")
 
-SEND_SECONDS = 2  # at least, for answers to be taken when the server ends
+SEND_SECONDS = 2  # minimum time for clients to read answers when the server ends
 
 
 def serve(config: ServerConfig, make: MakeEngine = make_engine) -> int:
-    """Serves until a signal ends it. Returns the exit code. `make` builds the engine, in the engine's
-    process.
+    """Serves until a signal ends it. Returns the exit code. make: builds the engine, in the engine's process.
 
     Raises StartupError if the address is taken or the engine cannot be built.
     """
@@ -82,7 +81,7 @@ def serve(config: ServerConfig, make: MakeEngine = make_engine) -> int:
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers: `Launch` has its own."""
+    """uvicorn's server without its signal handlers, because `Launch` has its own."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -90,7 +89,7 @@ class Server(uvicorn.Server):
 
 
 class Launch:
-    """One run of the server. `bootstrap`: a prefill server's listening socket for decode servers."""
+    """One run of the server. bootstrap: a prefill server's listening socket for decode servers."""
 
     def __init__(
         self,
@@ -109,7 +108,7 @@ class Launch:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
-        handles = self.supervisors.launch()  # they load while the rest of this process gets ready
+        handles = self.supervisors.launch()  # engines load while this process prepares the rest
         try:
             return await self._run(handles)
         finally:
@@ -142,11 +141,11 @@ class Launch:
                 readies = starting.result()
                 keeping = asyncio.create_task(self.supervisors.keep(handles))
                 profile_first_steps(profiler, self.config)
-                gc.freeze()  # modules and routes: to go through them would hold up everybody for 30 ms
+                gc.freeze()  # otherwise each collection visits modules and routes, and takes 30 ms
                 announce(self.config, readies, self.listener, self.bootstrap)
                 await asyncio.wait({stopping, serving, keeping}, return_when=asyncio.FIRST_COMPLETED)
             if keeping is not None and keeping.done():
-                keeping.result()  # raises: it returns never
+                keeping.result()  # raises StartupError: `keep` never returns
             left = await self._drain(service)
             await profiler.close()
             server.config.timeout_graceful_shutdown = max(SEND_SECONDS, left)
@@ -169,7 +168,7 @@ class Launch:
         return Beside(server_of(app), listener, self.config.client_timeout)
 
     async def _drain(self, service: Service) -> int:
-        """Lets requests finish. Returns how many whole seconds are left in which clients may read answers."""
+        """Lets requests finish. Returns the whole seconds that remain for clients to read answers."""
         service.draining = True
         log.info(
             "shutting down: running requests (%d) have %g seconds to finish; Ctrl-C again ends at once",
@@ -184,7 +183,7 @@ class Launch:
 
     @property
     def _busy(self) -> bool:
-        """Do requests run, or do decode servers still fetch pages?"""
+        """Whether requests run, or decode servers still fetch pages."""
         moving = (client.metrics.stats.transfer for client in self.engines.ranks)
         return self.engines.active > 0 or any(stats is not None and stats.active for stats in moving)
 
@@ -197,7 +196,7 @@ class Launch:
 
 
 class Beside:
-    """A second server that runs beside the main one, if there is one, until `end`."""
+    """A second HTTP server that runs beside the main one until `end`. Without arguments it does nothing."""
 
     def __init__(
         self, server: Server | None = None, listener: socket.socket | None = None, client_timeout: float = 0
@@ -226,13 +225,13 @@ def server_of(app: ASGIApp) -> Server:
 
 
 def profile_first_steps(profiler: Profiler, config: ServerConfig) -> None:
-    """If --profile-steps asks for it, and no client was faster."""
+    """Starts a profile if --profile-steps is set and no client has started one already."""
     if config.profile_steps and config.profile_dir is not None and not profiler.running:
         profiler.start(Profile(Path(config.profile_dir).absolute(), steps=config.profile_steps))
 
 
 def make_engines(config: ServerConfig) -> Engines:
-    """The ends of the engine processes, which do not run yet."""
+    """The clients of the engine processes, which do not run yet."""
     rooms = Rooms(2 * config.disaggregation_timeout) if config.disaggregation_mode == "prefill" else None
     ranks = [
         EngineClient(
@@ -253,14 +252,14 @@ def make_engines(config: ServerConfig) -> Engines:
 
 
 def raise_file_limit() -> None:
-    """Every connection is an open file, and the usual soft limit is 1024."""
+    """Raises the limit of open files. Each connection is one, and the usual soft limit is 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError):  # macOS refuses an infinite one
+    with contextlib.suppress(ValueError):  # macOS refuses an infinite limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def listen(host: str, port: int, option: str = "--port") -> socket.socket:
-    """A listening socket. `option`: that chooses the port. Raises StartupError."""
+    """A listening socket. option: the option that sets the port, for errors. Raises StartupError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -285,7 +284,7 @@ def announce(
     listener: socket.socket,
     bootstrap: socket.socket | None = None,
 ) -> None:
-    """Prints what was allocated, and last the line with the server's address."""
+    """Prints the engines' startup facts, and then the line with the server's address."""
     print(f"nextn {nextn.__version__}")
     host = f"[{config.host}]" if ":" in config.host else config.host
     said = together([ready.startup for ready in readies], config.attention_dp > 1)
@@ -312,7 +311,8 @@ def disaggregation_line(config: ServerConfig, host: str, bootstrap: socket.socke
 
 
 def together(startups: Sequence[Mapping[str, object]], groups: bool = False) -> dict[str, object]:
-    """What several replicas say, or groups, once; where they differ, the longest time, or what each says."""
+    """Merges the startup facts of several replicas or groups. If their times differ, takes the longest. If
+    other facts differ, lists all of them."""
     first = startups[0]
     if len(startups) == 1:
         return dict(first)

@@ -90,7 +90,7 @@ class Behind:
         self._steps: deque[Owners] = deque(maxlen=self._window)  # the steps in the ring
         self._count = 0  # number of steps ever put into the ring; the first one has number 0
         self._last: Owners | None = None  # the last step, if each request has one row in it
-        self._waiting = set[DraftState]()  # the requests of which something is kept
+        self._waiting = set[DraftState]()  # the requests with kept states
 
     def keep(self, hidden: Tensor, work: Sequence[DraftSpan]) -> None:
         """Keeps the states of requests that do not extend in this step. hidden: all states of the step."""
@@ -204,12 +204,12 @@ class Behind:
             self._last = None
 
     def forget(self) -> None:
-        """Drops what is kept of all requests. After this, positions may be skipped."""
+        """Drops the kept states of all requests. After this, positions may be skipped."""
         for state in list(self._waiting):
             self.drop(state)
 
     def __len__(self) -> int:
-        """Number of requests of which something is kept."""
+        """Number of requests with kept states."""
         return len(self._waiting)
 
 

@@ -52,7 +52,7 @@ def guess(
     every = range(len(places))
 
     def some(chosen: Sequence[int]) -> list[Guesses]:
-        # Alone a row may be penalized twice, which can cost a draft and nothing else.
+        # After a failure, rows are tried one by one, and may be penalized twice. This can only cost a draft.
         part = logits[: len(places)] if chosen is every else logits[list(chosen)]
         return _guess(part, [places[n] for n in chosen], topk, draw)
 

@@ -20,7 +20,7 @@ class StepWork(NamedTuple):
 
     @property
     def only_decodes(self) -> bool:
-        """Hardly anything else is in the step: neither parts of prompts, nor much that the drafter catches up
-        on."""
+        """Whether the step does little else: few rows of prompts, and few positions that the drafter catches
+        up on."""
         own = self.requests + self.drafts
         return self.rows <= 1.25 * own and self.extended <= 2 * own

@@ -1,4 +1,5 @@
-"""A conversation with a server, line by line: what the lines mean, and the answers as they stream in."""
+"""A conversation with a server, line by line. Executes commands, sends messages, and shows the answers while
+they arrive."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ A text that begins with a space and a slash is sent without the space."""
 
 @dataclass(frozen=True)
 class Asked:
-    """The sampling parameters of every answer; None: the server's default."""
+    """The server's address and the sampling parameters of all answers. None means the server's default."""
 
     url: str
     model: str | None = None
@@ -46,7 +47,7 @@ class Asked:
 
 
 def greeting(url: str, card: Mapping[str, Any], temperature: float | None) -> str:
-    """What to show first. card: the model's entry in /v1/models."""
+    """The text to show first. card: the model's entry in /v1/models."""
     lines = [f"{card['id']} on {url}"]
     if is_embedded(card):
         how = "greedily" if not temperature else f"at temperature {temperature:g}"
@@ -58,18 +59,18 @@ def greeting(url: str, card: Mapping[str, Any], temperature: float | None) -> st
 
 
 def is_embedded(card: Mapping[str, Any]) -> bool:
-    """Is it the model in the package, whatever it is called?"""
+    """Whether the server runs the model in the package, under any name."""
     return Path(str(card.get("root") or card["id"])).name == EMBEDDED
 
 
 class Chat:
     def __init__(self, asked: Asked, system: str = "", drafts: bool = True) -> None:
         self.asked, self.system, self.drafts = asked, system, drafts
-        self.messages: list[dict[str, str]] = []  # without the system's
+        self.messages: list[dict[str, str]] = []  # without the system message
         self.ended = False
 
     def command(self, line: str) -> str | None:
-        """Executes a line that is a command and returns what to print; None: the line is no command."""
+        """Executes a command and returns the text to print. Returns None if the line is no command."""
         if not line.startswith("/"):
             return None
         name, _, rest = line.partition(" ")
@@ -104,9 +105,9 @@ class Chat:
         }
 
     async def answer(self, text: str, show: Callable[[str], None]) -> str:
-        """Sends `text`, shows the answer as it comes and returns the summary to print.
+        """Sends `text`, shows the answer as it arrives, and returns the summary to print.
 
-        After a BenchError the conversation is unchanged. After a cancellation it has the text that came.
+        After a BenchError the conversation is unchanged. After a cancellation it has the text so far.
         """
         self.messages.append({"role": "user", "content": text})
         parts: list[str] = []
@@ -157,7 +158,7 @@ class Chat:
 
 
 def summary(usage: Mapping[str, Any], arrivals: list[float]) -> str:
-    """Makes the line after one answer. `arrivals`: seconds from the request to each piece of text."""
+    """The line to print after an answer. arrivals: seconds from the request to each piece of text."""
     tokens = usage.get("completion_tokens", 0)
     said = [f"{tokens} tokens"]
     spec = usage.get("spec_details")

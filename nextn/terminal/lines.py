@@ -1,4 +1,4 @@
-"""Reads what a person types: with history, several lines and completion in a terminal, elsewhere plainly."""
+"""Reads the user's input. In a terminal, it has history, several lines and completion."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROMPT = "> "
 
 def line_reader(commands: Mapping[str, str]) -> Callable[[], str]:
     """Returns a function that reads one input. It raises EOFError at the end, KeyboardInterrupt at Ctrl-C.
-    commands: what to complete -> what it does."""
+    commands: command -> description, for completion."""
     if not sys.stdin.isatty():
         return input
     return editor(commands) if styled(sys.stderr) else plain
@@ -24,7 +24,8 @@ def plain() -> str:
 
 
 def editor(commands: Mapping[str, str]) -> Callable[[], str]:
-    """It writes to standard error: standard output is for answers. The history ends with the program."""
+    """A reader with an editor. It writes to standard error, because standard output is for answers. The
+    history ends with the program."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent

@@ -1,4 +1,4 @@
-"""Counters and histograms of /metrics, and their differences between two scrapes."""
+"""Reads counters and histograms from /metrics, and computes their differences between two scrapes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Distribution:
     counts: Sequence[float]
 
     def quantile(self, q: float) -> float:
-        """As Prometheus' histogram_quantile: linear within its bucket; beyond the last finite bound that
-        bound; nan without values."""
+        """The quantile as in Prometheus' histogram_quantile: linear inside its bucket, and at most the last
+        finite bound. nan without values."""
         if not self.counts or not self.counts[-1]:
             return math.nan
         rank = q * self.counts[-1]
@@ -33,16 +33,16 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Scrape:
-    """One scrape of /metrics, or with `since` the difference of two; gauges are those of the later one."""
+    """One scrape of /metrics, or the difference of two (see `since`), with the gauges of the later one."""
 
     values: Mapping[Key, float]
     growing: frozenset[str] = frozenset()  # names of samples that only grow
-    at: float = 0.0  # seconds on some clock
-    seconds: float | None = None  # that it spans; None: the server's whole life
+    at: float = 0.0  # time in seconds, on any clock
+    seconds: float | None = None  # length of the difference; None: since the server's start
 
     @classmethod
     def read(cls, text: str, at: float) -> Scrape:
-        """Parses the text; samples of several replicas are added up. Raises ValueError if it is not in
+        """Parses /metrics, and adds up samples of several replicas. Raises ValueError if the text is not in
         Prometheus' format."""
         values: dict[Key, float] = {}
         growing = set()
@@ -84,6 +84,6 @@ class Scrape:
         return Distribution([bound for bound, _ in pairs], [count for _, count in pairs])
 
     def ratio(self, part: str, whole: str) -> float:
-        """nan for nothing of nothing."""
+        """The value of `part` / the value of `whole`; nan if `whole` is 0."""
         below = self.get(whole)
         return self.get(part) / below if below else math.nan

@@ -1,4 +1,4 @@
-"""What `nextn top` shows: the lines of one frame, from one look at a server."""
+"""Draws a frame of `nextn top`: its lines, from one scrape of a server's metrics."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rich.text import Text
 from nextn.drafting_state import DraftingState, drafting_words
 from nextn.terminal.scrape import Scrape
 
-LABEL, BAR = 14, 20  # characters: a line's name; a bar in plain text
-BESIDE, SHORTEST, LONGEST = 50, 8, 60  # in colours: the room that a bar leaves for its text; the bar itself
+LABEL, BAR = 14, 20  # widths in characters: of a line's label, of a bar in plain text
+BESIDE, SHORTEST, LONGEST = 50, 8, 60  # in colours: room beside a bar; minimum and maximum width of a bar
 LATENCIES = (
     ("TTFT", "time_to_first_token_seconds"),
     ("TPOT", "time_per_output_token_seconds"),
     ("end to end", "e2e_request_latency_seconds"),
 )
 QUANTILES = (0.5, 0.9, 0.99)
-DEPTH_COLOURS = ("blue", "cyan", "green", "magenta")  # deeper drafts take them in turn
+DEPTH_COLOURS = ("blue", "cyan", "green", "magenta")  # repeated for deeper drafts
 
 
 class Window:
@@ -32,8 +32,8 @@ class Window:
         self._kept: deque[Scrape] = deque()
 
     def push(self, scrape: Scrape) -> Scrape:
-        """Adds a scrape and returns the difference over the window. After the first scrape, and after a
-        restart of the server, it returns the server's whole life."""
+        """Adds a scrape and returns the difference over the window. For the first scrape, and after a restart
+        of the server, it returns the scrape itself, with totals since the server's start."""
         self._kept.append(scrape)
         while len(self._kept) > 2 and scrape.at - self._kept[1].at >= self.seconds:
             self._kept.popleft()
@@ -45,7 +45,7 @@ class Window:
 
 
 class Line(NamedTuple):
-    """share: of a bar before the text, nan where it is not known; None: there is no bar."""
+    """One line of a frame. share: filled part of a bar before the text, nan if not known; None: no bar."""
 
     label: str
     text: str
@@ -54,8 +54,8 @@ class Line(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One look at a server. auto: what automatic depth does; None with a fixed depth. trouble: why there is
-    nothing newer."""
+    """The data of one frame. auto: state of automatic depth; None if the depth is fixed. trouble: why the
+    data is old, or ""."""
 
     title: str
     scrape: Scrape
@@ -63,7 +63,7 @@ class Frame(NamedTuple):
     trouble: str = ""
 
     def draw(self, out: Console) -> Text:
-        """Lays the lines out for `out` as wide as it is now, with colours if it has them."""
+        """Lays the lines out for the current width of `out`, with colours if it has them."""
         plain = out.color_system is None
         width = BAR if plain else max(SHORTEST, min(LONGEST, out.width - LABEL - BESIDE))
         drawn = []
@@ -109,7 +109,7 @@ def requests(s: Scrape) -> str:
 
 
 def depths(s: Scrape) -> Iterator[Line]:
-    """A line for every depth of drafts."""
+    """Yields a line for each draft depth."""
     drafted = zip(s.by_position("spec_accepted_tokens"), s.by_position("spec_draft_tokens"), strict=True)
     for depth, (held, of) in enumerate(drafted, 1):
         colour = DEPTH_COLOURS[(depth - 1) % len(DEPTH_COLOURS)]

@@ -1,4 +1,4 @@
-"""The loop of `nextn top`: looks at a server again and again, and shows each frame until a person ends it."""
+"""The loop of `nextn top`: scrapes a server at intervals, and shows each frame until the user ends it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from nextn.drafting_state import DraftingState
 from nextn.terminal.scrape import Scrape
 from nextn.terminal.top import Frame, Window
 
-SILENCE = 5.0  # seconds after which a server that says nothing is called dead
+SILENCE = 5.0  # seconds to wait for the server's answer
 
 
 async def watch(url: str, api_key: str | None, once: bool, interval: float, seconds: float) -> None:
-    """Shows frames until `q` or Ctrl-C, over windows of `seconds`; one frame if `once`. Raises BenchError if
-    the first look fails."""
+    """Shows frames until `q` or Ctrl-C, with metrics over the last `seconds`. With `once`, shows one frame.
+    Raises BenchError if the first scrape fails."""
     out = console(sys.stdout)
     async with make_client(url, SILENCE, api_key) as client:
         frame = Frame(url, *await look(client))
@@ -48,7 +48,8 @@ async def watch(url: str, api_key: str | None, once: bool, interval: float, seco
 async def frames(
     client: httpx.AsyncClient, frame: Frame, window: Window, interval: float, show: Callable[[Frame], None]
 ) -> None:
-    """Shows `frame` and, for ever, newer ones. While the server does not answer, the last one says why."""
+    """Shows `frame` and then newer ones. Never returns. While the server does not answer, it shows the last
+    frame with the reason."""
     window.push(frame.scrape)
     while True:
         show(frame)
@@ -61,7 +62,7 @@ async def frames(
 
 
 async def look(client: httpx.AsyncClient) -> tuple[Scrape, DraftingState | None]:
-    """Takes one scrape, and reads what automatic depth does. Raises BenchError."""
+    """Takes one scrape, and reads the state of automatic depth. Raises BenchError."""
     text = await get_text_with(client, "/metrics")
     try:
         scrape = Scrape.read(text, time.monotonic())
@@ -72,8 +73,8 @@ async def look(client: httpx.AsyncClient) -> tuple[Scrape, DraftingState | None]
 
 @contextlib.contextmanager
 def screen(out: Console) -> Iterator[Callable[[Frame], None]]:
-    """Shows frames in place where the terminal allows it, and draws again when its size changes. Elsewhere
-    frames follow one another."""
+    """Yields a function that shows a frame. In a terminal, each frame replaces the one before, and is drawn
+    again when the terminal's size changes. Otherwise frames are printed one after another."""
     if not out.is_terminal:
         yield lambda frame: out.print(frame.draw(out), soft_wrap=True)
         return
@@ -98,7 +99,7 @@ def screen(out: Console) -> Iterator[Callable[[Frame], None]]:
 
 @contextlib.contextmanager
 def keys(end: Callable[[], object]) -> Iterator[None]:
-    """While it lasts, the key `q` calls `end`, where standard input is a terminal."""
+    """Inside this context, the key `q` calls `end`, if standard input is a terminal."""
     if not sys.stdin.isatty():
         yield
         return
@@ -110,7 +111,7 @@ def keys(end: Callable[[], object]) -> Iterator[None]:
 
     def pressed() -> None:
         read = os.read(stdin, 64)
-        if b"q" in read.lower() or not read:  # nothing: the terminal is gone
+        if b"q" in read.lower() or not read:  # empty if the terminal was closed
             end()
 
     tty.setcbreak(stdin)

@@ -1,4 +1,5 @@
-"""Chat messages -> the prompt, by the checkpoint's own Jinja template, rendered as transformers does."""
+"""Renders chat messages as a prompt, with the checkpoint's own Jinja template, in the same way as
+transformers."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ Message = Mapping[str, object]
 
 
 class ChatTemplate:
-    """Templates by name: "tool_use", if there, serves requests with tools and "default" all others.
-    `special_tokens` ("bos_token" -> its text, …) are visible in the template. `words`: all in the templates,
-    such as names of fields. `compared`: strings that they compare something with, such as roles.
+    """Templates by name. "tool_use", if it exists, renders requests with tools; "default" renders all others.
+    `special_tokens` ("bos_token" -> its text, …) are variables in the templates. `words`: all words in the
+    templates, such as names of fields. `compared`: strings that the templates compare with, such as roles.
 
-    Templates write the BOS token themselves: encode what `render` gives without special tokens.
-    Raises ValueError for a template that is not valid Jinja.
+    Templates write the BOS token themselves, so encode the result of `render` without special tokens. Raises
+    ValueError for a template that is not valid Jinja.
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
@@ -32,7 +33,7 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError) as e:
             raise ValueError(f"the chat template is not valid: {e}") from e
         self.sources = dict(sources)
-        # First, as `meta` folds constants in the trees
+        # before `meta` below, which folds constants in the trees
         self.compared = frozenset[str]().union(*map(compared, trees))
         self._looks_at = frozenset[str]().union(*map(meta.find_undeclared_variables, trees))
         self.words = frozenset(re.findall(r"\w+", " ".join(sources.values())))
@@ -40,7 +41,7 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Does any of the templates use `tools`?"""
+        """Whether any of the templates uses `tools`."""
         return "tools" in self._looks_at or "tool_use" in self._templates
 
     def render(
@@ -51,10 +52,10 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         **extra: object,
     ) -> str:
-        """The prompt as text. `extra` (chat_template_kwargs) is passed on to the template.
+        """Returns the prompt as text. `extra` (chat_template_kwargs) is passed to the template.
 
-        Raises ValueError for messages that are malformed, that have parts other than text, or that the
-        template refuses; then with the template's own message.
+        Raises ValueError for malformed messages and for messages with parts other than text. If the template
+        refuses the messages, the ValueError has the template's own message.
         """
         if "messages" in extra:
             raise ValueError("messages cannot be given among the template's extra variables too")
@@ -68,7 +69,7 @@ class ChatTemplate:
         template = self._choose(with_tools=tools is not None)
         try:
             return template.render(variables)
-        # A template is a program from the checkpoint: it fails on input it did not expect in any way.
+        # A template is a program from the checkpoint: on unexpected input it can raise anything.
         except Exception as e:
             raise ValueError(f"the chat template refused the messages: {e}") from e
 
@@ -88,7 +89,7 @@ def compared(tree: nodes.Template) -> Iterator[str]:
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
-    """Copies with every content as one string (or None); text parts are joined by a line break."""
+    """Returns copies in which every content is one string or None. Text parts are joined by a line break."""
     if not messages:
         raise ValueError("messages is empty; send at least one")
     plain: list[dict[str, object]] = []
@@ -116,8 +117,8 @@ def plain_content(content: object, where: str) -> str | None:
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}`, which marks the assistant's words in training: its body is
-    rendered as it is."""
+    """`{% generation %}…{% endgeneration %}`, which marks the assistant's words for training. Its body is
+    rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
 
@@ -142,7 +143,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML and sorts the keys; models were trained on neither."""
+    """Jinja's own filter escapes HTML and sorts the keys. Models were trained without both."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,16 +1,16 @@
-"""Where a text may be cut so that its pieces have the tokens of the whole.
+"""Finds places to cut a text so that its pieces together have the same tokens as the whole text.
 
-A cut is after a letter (A-Z, a-z, 一-龥) and before a space, a line break or a mark of punctuation other than
-' and _. For the pre-tokenizers below this is exact:
+A cut is after a letter (A-Z, a-z, 一-龥) and before a space, a line break or a punctuation mark other than '
+and _. For the pre-tokenizers below this is exact:
 
-- each of their expressions that matches the letter matches a run of letters (and marks) with at most one
-  character before it, and nothing behind it: the match ends at the cut, as it would at the end of the text;
+- each of their expressions that matches the letter matches a run of letters (and marks), with at most one
+  character before it and nothing after it: the match ends at the cut, as it would at the end of the text;
 - none of them looks behind: the matches after the cut are those of a text that begins there;
-- the one that looks ahead, `\\s+(?!\\S)`, looks at one character beyond whitespace: at the letter, at most;
-- the other steps part digits or Chinese characters from the rest, whatever stands elsewhere.
+- the one that looks ahead, `\\s+(?!\\S)`, looks at one character after whitespace: at most at the letter;
+- the other steps separate digits or Chinese characters from the rest, independent of their surroundings.
 
-An added token in which one of the characters behind a cut occurs could lie across it; such a character is
-left out. What has another pre-tokenizer, a normalizer, or added tokens that take in whitespace, is not cut.
+A character after a cut that occurs in an added token is not used, because that token could contain the cut.
+Texts are not cut at all for other pre-tokenizers, with a normalizer, or if added tokens absorb whitespace.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import tokenizers
 
 from nextn.tokenizer.pipeline import normalizers, pre_tokenizers
 
-WINDOW = 2**17  # characters searched at once: the interpreter's lock is given up between them
+WINDOW = 2**17  # characters searched at once; the GIL is released in between
 BEFORE = "A-Za-z一-龥"
 AFTER = ' \t\r\n!"#$%&()*+,-./:;<=>?@[\\]^`{|}~，。、！？；：'
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Each of these ends a run of letters for certain.
+# Each of these expressions ends its match at the end of a run of letters.
 WORDS = frozenset({
     GPT2,
     # DeepSeek V3
@@ -39,12 +39,13 @@ WORDS = frozenset({
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 })  # fmt: skip
-# Each of these parts some characters from all others, and has no letter beside a character of AFTER.
+# Each of these separates some characters from all others, and matches no letter together with a character of
+# AFTER.
 CLASSES = frozenset({r"\p{N}{1,3}", r"\p{N}", "[一-龥\u3040-ゟ゠-ヿ]+"})
 
 
 def cut_places(backend: tokenizers.Tokenizer) -> re.Pattern[str] | None:
-    """A pattern that matches the empty text at each cut; None if no cut is known to be exact."""
+    """Returns a pattern that matches the empty text at each cut; None if no cut is known to be exact."""
     added = list(backend.get_added_tokens_decoder().values())
     if normalizers(backend) or any(token.lstrip or token.rstrip for token in added):
         return None
@@ -66,13 +67,13 @@ def cut_places(backend: tokenizers.Tokenizer) -> re.Pattern[str] | None:
 
 
 def plain(expression: str) -> str:
-    """Removes needless escapes of quotation marks, which some files have."""
+    """Removes needless escapes of quotation marks, which some tokenizer.json files have."""
     return expression.replace('\\"', '"').replace("\\'", "'")
 
 
 def pieces(text: str, places: re.Pattern[str] | None, size: int) -> Iterator[str]:
-    """Cuts the text into pieces of `size` characters, each extended to the next cut, or to the end if there
-    is none."""
+    """Cuts the text into pieces of `size` characters. Each piece extends to the next cut, or to the end if
+    there is none."""
     begin = 0
     while begin < len(text):
         end = len(text) if places is None else next_cut(text, places, begin + size)
@@ -82,7 +83,7 @@ def pieces(text: str, places: re.Pattern[str] | None, size: int) -> Iterator[str
 
 def next_cut(text: str, places: re.Pattern[str], at: int) -> int:
     for begin in range(at, len(text), WINDOW):
-        # One character more: a cut is found with the one behind it.
+        # One character more, because the pattern looks at the character after the cut.
         found = places.search(text, begin, begin + WINDOW + 1)
         if found is not None:
             return found.start()

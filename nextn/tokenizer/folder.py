@@ -1,4 +1,4 @@
-"""Reads the tokenizer's files of a checkpoint folder. Every error is a ValueError that names the file."""
+"""Reads the tokenizer's files in a checkpoint folder. Every error is a ValueError that names the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nextn.tokenizer.spelling import spelling_of
 
 CONFIG = "tokenizer_config.json"
 TOKENIZER = "tokenizer.json"
-LARGEST = 500_000_000  # bytes of a file; the largest vocabularies take 40 million
+LARGEST = 500_000_000  # bytes of a file; the largest vocabularies have 40 million
 
 
 def read_backend(folder: Path) -> tokenizers.Tokenizer:
@@ -27,7 +27,7 @@ def read_backend(folder: Path) -> tokenizers.Tokenizer:
     check_size(file)
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
-    # The library raises Exception itself, whatever went wrong.
+    # The library raises plain Exception for every error.
     except Exception as e:
         raise ValueError(f"{file} cannot be read as a tokenizer: {e}") from e
     if spelling_of(backend) is None:
@@ -36,7 +36,7 @@ def read_backend(folder: Path) -> tokenizers.Tokenizer:
             f"{file} has the decoder {kinds}; supported are byte-level BPE (decoder ByteLevel) and "
             "SentencePiece's BPE (Replace, ByteFallback, Fuse, Strip)"
         )
-    # Saved with some tokenizers; here they would shorten or lengthen prompts in silence.
+    # Some tokenizers are saved with these settings, which would silently shorten or lengthen prompts.
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -62,7 +62,7 @@ def read_config(file: Path) -> dict[str, object]:
     text = read_text(file)
     try:
         config = json.loads(text)
-    except (ValueError, RecursionError) as e:  # ValueError: also for a number of too many digits
+    except (ValueError, RecursionError) as e:  # ValueError also for a number with too many digits
         raise ValueError(f"{file} cannot be read as JSON: {e}") from e
     if not isinstance(config, dict):
         raise ValueError(f"{file} must hold a JSON object")
@@ -85,10 +85,10 @@ def read_special_tokens(config: Mapping[str, object], file: Path) -> dict[str, s
 def add_bos(
     backend: tokenizers.Tokenizer, config: Mapping[str, object], special_tokens: Mapping[str, str], file: Path
 ) -> None:
-    """Makes `encode` add BOS if the config says so and tokenizer.json does not do it yet.
+    """Makes `encode` add BOS if the config says so and tokenizer.json does not do it already.
 
-    DeepSeek's own files are of that kind. A post-processor that adds BOS stays in force whatever the
-    config says, as in transformers 5.
+    DeepSeek's own files need this. If a post-processor adds BOS, it does so whatever the config says, as in
+    transformers 5.
     """
     token = special_tokens.get("bos_token")
     if config.get("add_bos_token") is not True or token is None:
@@ -106,8 +106,8 @@ def add_bos(
 def read_chat_template(
     folder: Path, config: Mapping[str, object], special_tokens: Mapping[str, str], other: Path | None = None
 ) -> ChatTemplate | None:
-    """Reads chat_template.jinja, else `chat_template` of the config: a string or a list of named ones.
-    `other`: a file to read instead."""
+    """Reads chat_template.jinja, or else `chat_template` of the config: a string or a list of named
+    templates. `other`: a file to read instead."""
     file = other or folder / "chat_template.jinja"
     if other is not None or file.is_file():
         sources = {"default": read_text(file)}

@@ -1,4 +1,4 @@
-"""Which tokens a corpus is made of: a draft vocabulary for FR-Spec (arXiv 2502.14856)."""
+"""Counts the tokens of a corpus to choose a draft vocabulary for FR-Spec (arXiv 2502.14856)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from nextn.tokenizer.tokenizer import Tokenizer
 @dataclass(frozen=True)
 class FrequentTokens:
     ids: list[int]  # ascending
-    tokens: int  # of the corpus
-    covered: float  # share of the corpus that these tokens make
+    tokens: int  # number of tokens in the corpus
+    covered: float  # share of the corpus's tokens that are in `ids`
 
 
 def frequent_tokens(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> FrequentTokens:
-    """The `size` most frequent tokens of the texts; among equally frequent ones the smaller id. The end token
-    is always one of them: a draft that cannot end a text is wrong at every end.
+    """Returns the `size` most frequent tokens of the texts; among equally frequent ones, those with smaller
+    ids. The end token is always included: without it, every draft at the end of a text would be wrong.
 
-    Raises ValueError for texts without a token, and for a size below 2.
+    Raises ValueError if the texts have no tokens, or if `size` is below 2.
     """
     if size < 2:
         raise ValueError(f"a draft vocabulary of {size} tokens is too small; give at least 2")

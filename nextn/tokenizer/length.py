@@ -1,7 +1,7 @@
-"""The least number of tokens of a text, without tokenizing it.
+"""Computes a lower bound on the number of tokens of a text without tokenizing it.
 
-A byte weighs 1 / (length of the longest token that contains this byte). The bytes of one token weigh at most
-1 together, so a text has at least as many tokens as its bytes weigh.
+The weight of a byte is 1 / (length in bytes of the longest token that contains it). The bytes of one token
+together weigh at most 1, so a text has at least as many tokens as its bytes weigh.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tokenizers import models
 from nextn.tokenizer.pipeline import normalizers, pre_tokenizers
 from nextn.tokenizer.spelling import BYTE_OF_CHAR
 
-CHUNK = 2**18  # characters weighed at once: the interpreter's lock is given up between them
+CHUNK = 2**18  # characters weighed at once; the GIL is released in between
 WHITESPACE = frozenset("".join(char for char in map(chr, range(0x3001)) if char.isspace()).encode())
-KEEP_ALL = ("ByteLevel", "Digits", "Split", "Punctuation")  # pre-tokenizers, unless they say "Removed"
+KEEP_ALL = ("ByteLevel", "Digits", "Split", "Punctuation")  # these keep all text, unless "Removed"
 
 
 class Length:
-    """Bounds the length of texts in one tokenizer's tokens. `weights`: of each of the 256 bytes."""
+    """Bounds the length of texts in tokens of one tokenizer. `weights`: of each of the 256 bytes."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         self.weights = weights
@@ -31,12 +31,12 @@ class Length:
 
     def exceeds(self, texts: Sequence[str], most: int) -> bool:
         """True: the texts have more than `most` tokens together. False: they may have fewer. Raises
-        UnicodeEncodeError for text that is not Unicode."""
+        UnicodeEncodeError for text that is not valid Unicode."""
         total = 0.0
         for text in texts:
             for begin in range(0, len(text), CHUNK):
                 total += self._weight(text[begin : begin + CHUNK].encode())
-                if total * (1 - 1e-9) > most:  # a sum of floats is not exact
+                if total * (1 - 1e-9) > most:  # allows for rounding in the sum
                     return True
         return False
 
@@ -45,7 +45,7 @@ class Length:
 
 
 def byte_weights(backend: tokenizers.Tokenizer) -> list[float]:
-    """Returns the weight of each byte; 0 where a token may contain any number of it. All are 0 where the
+    """Returns the weight of each byte; 0 if a token may contain any number of it. All weights are 0 if the
     tokenizer may drop text, or make one token of any length."""
     drops = any(
         part["type"] not in KEEP_ALL or part.get("behavior") == "Removed" for part in pre_tokenizers(backend)
@@ -66,7 +66,7 @@ def byte_weights(backend: tokenizers.Tokenizer) -> list[float]:
         data = token.content.encode()
         for byte in set(data):
             longest[byte] = max(longest[byte], len(data))
-    # A byte that is no token by itself may be dropped, or be part of an unknown token.
+    # If a byte is not a token by itself, it may be dropped, or be part of an unknown token.
     unbounded = {byte for char, byte in BYTE_OF_CHAR.items() if char not in vocabulary}
     if any(token.lstrip or token.rstrip for token in added):
         unbounded |= WHITESPACE

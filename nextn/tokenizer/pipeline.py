@@ -1,4 +1,4 @@
-"""The steps of a tokenizer before and after BPE, as its tokenizer.json describes them."""
+"""Lists a tokenizer's steps before and after BPE, as its tokenizer.json describes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tokenizers
 
 
 def normalizers(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-    """The normalizers in the order in which they run. In DeepSeek's files the list is empty."""
+    """The normalizers in the order in which they run. In DeepSeek's files there are none."""
     return flat(backend.normalizer, "normalizers")
 
 
@@ -18,7 +18,8 @@ def pre_tokenizers(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
 
 
 def flat(part: Any, inside: str) -> list[dict[str, Any]]:
-    """A part and the parts in it, sequences resolved."""
+    """Returns the steps of a part in order, with nested sequences flattened. inside: the key of a sequence's
+    steps."""
     if part is None:
         return []
 

@@ -1,8 +1,8 @@
-"""How a vocabulary spells text: byte-level BPE, or SentencePiece's BPE (Llama 2, Mistral).
+"""Converts a vocabulary's tokens to bytes, for byte-level BPE and SentencePiece's BPE (Llama 2, Mistral).
 
-A byte-level vocabulary spells every byte as one printable character (0x20 is "Ġ", 0x0A is "Ċ").
-SentencePiece's spells a space "▁", and a byte that is part of no other token "<0x0A>". Either way a token has
-bytes of its own, whatever stands before it.
+A byte-level vocabulary writes every byte as one printable character (0x20 is "Ġ", 0x0A is "Ċ").
+SentencePiece's writes a space as "▁", and a byte that is part of no other token as "<0x0A>". In both, a
+token's bytes do not depend on the tokens before it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from nextn.tokenizer.pipeline import flat
 
 SPACE = "▁"
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# What SentencePiece's decoder consists of. The last part takes away the space that a text begins with; nextn
-# keeps it, as the text of an answer goes on from its prompt.
+# The parts of SentencePiece's decoder. Strip removes the space at the beginning of a text. nextn keeps this
+# space, because the text of an answer continues its prompt.
 PARTS = (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"])
 
 
 def byte_of_char() -> dict[str, int]:
-    """GPT-2's table: a printable Latin-1 byte stands for itself, the others follow from U+0100 on."""
+    """GPT-2's table, character -> byte. A printable Latin-1 byte is its own character. The others are the
+    characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     chars = [*printable, *range(0x100, 0x100 + len(others))]
@@ -34,7 +35,7 @@ BYTE_OF_CHAR = byte_of_char()
 
 
 def spelling_of(backend: tokenizers.Tokenizer) -> Callable[[str], bytes] | None:
-    """What gives the bytes of a token; None if the vocabulary spells in neither way."""
+    """Returns a function from a token to its bytes; None if the vocabulary is of neither kind."""
     if isinstance(backend.decoder, decoders.ByteLevel):
         return byte_level
     parts = flat(backend.decoder, "decoders")
@@ -44,7 +45,8 @@ def spelling_of(backend: tokenizers.Tokenizer) -> Callable[[str], bytes] | None:
 
 
 def byte_level(token: str) -> bytes:
-    """An added token that is not spelled in the byte alphabet ("<｜User｜>") is its own UTF-8."""
+    """Returns a token's bytes. An added token with characters outside the byte alphabet ("<｜User｜>") is its
+    own UTF-8."""
     if all(c in BYTE_OF_CHAR for c in token):
         return bytes([BYTE_OF_CHAR[c] for c in token])
     return token.encode()

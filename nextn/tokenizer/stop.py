@@ -1,4 +1,4 @@
-"""Finds stop strings in text that arrives in pieces, and holds back what may yet become one."""
+"""Finds stop strings in text that arrives in pieces, and holds back text that may be the beginning of one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Feed it pieces with `push`: the text it returns will never turn out to begin a stop string.
+    """Searches pieces of text in order. `push` returns only text in which no stop string can begin any more.
 
-    A piece is one token's text. After each piece the text so far is searched; the occurrence that
-    begins first wins, and among stop strings that begin at the same place the shortest.
+    A piece is the text of one token. After each piece, the text so far is searched. The occurrence that
+    begins first wins; among stop strings that begin at the same place, the shortest.
 
     With stop "\\n\\n": push("a\\n") -> "a"; push("b\\n") -> "\\nb"; push("\\nc") -> "", found "\\n\\n".
 
@@ -21,12 +21,12 @@ class StopStrings:
             raise ValueError("a stop string is empty; leave it out")
         self._stop = tuple(stop)
         self._include = include_stop
-        self._starts = [0] * len(self._stop)  # per stop string: where in `_held` it may have begun
+        self._starts = [0] * len(self._stop)  # per stop string: where in `_held` it may begin
         self._held = ""
 
     def push(self, piece: str) -> tuple[str, str | None]:
-        """Returns the text that is safe to send, and the stop string that is complete now. Nothing may be
-        pushed after a stop string."""
+        """Returns the text that is safe to send, and the stop string if one is complete now. Do not push
+        anything after a stop string."""
         text = self._held + piece
         found: tuple[int, int, str] | None = None
         for stop, start in zip(self._stop, self._starts, strict=True):
@@ -44,16 +44,16 @@ class StopStrings:
         return text[:safe], None
 
     def rest(self) -> str:
-        """Returns the text held back, at the end of the input; "" after a stop string."""
+        """Returns the text held back when the input ends; "" after a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def begin(text: str, stop: str, start: int) -> int:
-    """The first i >= start at which text[i:] is the beginning of `stop`; len(text) if there is none.
+    """The first i >= start such that `stop` starts with text[i:]; len(text) if there is none.
 
-    `stop` must not occur in text[start:]. Going on from the last result, as `push` does, keeps the
-    number of places tried per character constant on average, whatever the stop string.
+    `stop` must not occur in text[start:]. `push` continues from the last result, so the number of places
+    tried per character is constant on average for any stop string.
 
     >>> begin("xaab", "abc", 0)
     2

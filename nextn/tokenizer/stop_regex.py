@@ -1,8 +1,8 @@
-"""Regular expressions that end a text, searched for while it arrives.
+"""Searches text for regular expressions that end it, while the text arrives.
 
-llguidance's matcher reads the text byte by byte and never goes back. So a character costs a few microseconds
-whatever the expression; an expression that would exceed its limits ends in an error. A match ends at the
-first possible character, so where a text ends does not depend on its tokens.
+llguidance's matcher reads the text byte by byte and never goes back. So each character takes a few
+microseconds for any expression. An expression that exceeds the limits ends in an error. A match ends at the
+first possible character, so the end of a text does not depend on its division into tokens.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a tenth of a second, for the few requests that need it
+if TYPE_CHECKING:  # imported late: it takes 0.1 s, and few requests need it
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 MAX_LENGTH = 1000  # characters of an expression
-# What the library may construct for an expression: so many steps of work to compile it, as many to look for
-# it in all texts of a request, and so many states. That is about 1 MB, and 5 ms at once.
+# Limits on the library's work for an expression: FUEL steps to compile it, FUEL steps to search all texts of
+# a request, and STATES states. This takes about 1 MB, and 5 ms at once.
 FUEL, STATES = 50_000, 2_000
 
 
 class StopRegexError(ValueError):
-    """An invalid expression, or one that is too expensive to search for."""
+    """An expression is invalid, or too expensive to search for."""
 
 
 class StopRegexes:
-    """Compiled expressions, which texts may share. Raises StopRegexError that names the wrong one."""
+    """Compiled expressions, which several texts may share. Raises StopRegexError that names the invalid
+    one."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self.patterns = tuple(patterns)
@@ -42,8 +43,9 @@ class StopRegexSearch:
         self._each = list(zip(patterns, matchers, strict=True))
 
     def find(self, text: str) -> tuple[int, str | None]:
-        """Searches the next part of the text. Returns the number of its characters up to the end of the first
-        match, and the expression; without a match, all of them and None. Must not be called after a match."""
+        """Searches the next part of the text. Returns (number of its characters up to the end of the first
+        match, the expression), or (all its characters, None) without a match. Do not call it after a match.
+        Raises StopRegexError if the search exceeds a limit."""
         for at, char in enumerate(text, 1):
             data = list(char.encode())
             for pattern, matcher in self._each:
@@ -56,12 +58,12 @@ class StopRegexSearch:
 
 
 def compiled(pattern: str) -> LLMatcher:
-    """Compiles a grammar of the texts that end with a match."""
+    """Compiles a grammar of all texts that end with a match. Raises StopRegexError."""
     from llguidance import LLMatcher
 
     check_length(pattern)
     tokenizer, limits = library()
-    # By itself first: "a)|(b" is valid only within brackets.
+    # The expression alone first: "a)|(b" is valid only inside brackets.
     for whole in (pattern, f"(?s:.*)(?:{pattern})"):
         matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_regex(whole), log_level=0, limits=limits)
         if matcher.is_error():
@@ -70,7 +72,7 @@ def compiled(pattern: str) -> LLMatcher:
             raise StopRegexError(f"{shortened(pattern)} is not a regular expression that can be used: {why}")
     if matcher.is_accepting():
         raise StopRegexError(f"{shortened(pattern)} matches the empty text, so every text would be empty")
-    matcher.compute_bitmask()  # the limits of looking count from the last mask on
+    matcher.compute_bitmask()  # the limits on searching count from the last mask
     return matcher
 
 

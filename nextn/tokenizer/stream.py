@@ -1,15 +1,16 @@
-"""The text of one choice while its tokens arrive.
+"""Turns the tokens of one choice into text while they arrive.
 
-The text of `TextStream` does not depend on how the tokens were cut into pushes. A step that commits four
-tokens and four steps that commit one send the same text and count the same tokens:
+The text of `TextStream` does not depend on how the tokens were divided into pushes. A step that commits four
+tokens sends the same text and counts the same tokens as four steps that commit one:
 
-- no stop string found: all `Piece.text` and `finish()` together are `Tokenizer.decode(all ids)`;
-- else: the text up to the stop string, and the tokens up to the one that completed it. Tokens are taken
-  one by one; after each the text of whole characters is searched, see `StopStrings`. What a stop regex
-  matched stays in the text.
+- without a stop string, all `Piece.text` and `finish()` together are `Tokenizer.decode(all ids)`;
+- with one, the text goes up to the stop string, and the tokens up to the one that completed it. Tokens are
+  processed one by one, and after each one the complete characters are searched (`StopStrings`). Text that
+  matches a stop regex stays in the answer.
 
-A character whose bytes are spread over tokens is sent when it is complete. Bytes that cannot become a
-character are sent as U+FFFD. `finish` sends an unfinished character at the end; it ends no stop string.
+A character whose bytes belong to several tokens is sent when it is complete. Bytes that cannot become a
+character are sent as U+FFFD. At the end, `finish` sends an incomplete character; it is not searched for stop
+strings.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Piece(NamedTuple):
-    """What one push gave. `text`: to send. `tokens_used`: how many of the pushed tokens belong to the answer,
-    fewer than pushed if one before the last completed a stop string. `stopped`: that stop string or stop
-    regex."""
+    """The result of one push. `text`: to send. `tokens_used`: number of pushed tokens that belong to the
+    answer. It is lower than the number pushed if a token before the last completed a stop string. `stopped`:
+    that stop string or stop regex."""
 
     text: str
     tokens_used: int
@@ -36,18 +37,19 @@ class Piece(NamedTuple):
 
 
 class Search(Protocol):
-    """Looks for an end of a text, which it gets part by part."""
+    """Searches for the end of a text, which it gets in parts."""
 
     def find(self, text: str) -> tuple[int, str | None]:
-        """Searches the next part. Returns the number of its characters up to the end, and what ended it;
-        without an end, all of them and None. It is not called again after an end."""
+        """Searches the next part. Returns (number of its characters up to the end, what ended it), or (all
+        its characters, None) without an end. It is not called again after an end."""
 
 
 class TextStream:
     """Tokens in, text out, for one choice.
 
-    `include_stop` keeps the stop string or token in the text that ended it. `shown`: special tokens that are
-    not skipped. `ends`: one more end of the text, which keeps it. Raises ValueError for an empty stop string.
+    `include_stop`: the text keeps the stop string or end token. `shown`: special tokens that are not skipped.
+    `ends`: another search for the end; the text keeps what it found. Raises ValueError for an empty stop
+    string.
     """
 
     def __init__(
@@ -66,8 +68,8 @@ class TextStream:
         self._include = include_stop
         self._searches: list[Search] = [stop_regexes.begin()] if stop_regexes else []
         self._searches += [] if ends is None else [ends]
-        self.searches = self._stop is not None or bool(self._searches)  # is there anything that stops it?
-        self.stopped: str | None = None  # the stop string or regex; no token is used after it
+        self.searches = self._stop is not None or bool(self._searches)  # whether anything can end the text
+        self.stopped: str | None = None  # the stop string or regex that ended the text
 
     def push(self, token_ids: Sequence[int]) -> Piece:
         if self.stopped is not None:
@@ -85,8 +87,8 @@ class TextStream:
         return Piece("".join(texts), len(token_ids), None)
 
     def _look(self, whole: str) -> tuple[str, str | None]:
-        """Searches the text of one token. Returns what can be sent now, and what ended the text: of a stop
-        string, a regex and an end, the one that is complete first."""
+        """Searches the text of one token. Returns the text that can be sent now, and what ended the text:
+        whichever of a stop string, a regex and `ends` is complete first."""
         end, matched = len(whole), None
         for search in self._searches:
             end, found = search.find(whole[:end])
@@ -99,13 +101,13 @@ class TextStream:
         return text, stop or matched
 
     def finish(self, end_token: int | None = None) -> str:
-        """Returns the text held back; "" after a stop string. Nothing may be pushed after it. `end_token`:
-        the token that ended the text, which is no part of it."""
+        """Returns the text held back; "" after a stop string. Do not push anything after it. `end_token`: the
+        token that ended the text, which is not in any push."""
         if self.stopped is not None:
             return ""
         held = self._stop.rest() if self._stop else ""
         return held + self._utf8.decode(self.kept_of(end_token), True)
 
     def kept_of(self, end_token: int | None) -> bytes:
-        """Returns the text of the end token if the text keeps it, else ""."""
+        """Returns the bytes of the end token if the text keeps it, else b""."""
         return self.token_bytes[end_token] if self._include and end_token is not None else b""

@@ -1,7 +1,7 @@
-"""The bytes behind each entry of a vocabulary (`nextn.tokenizer.spelling`).
+"""The bytes of each token of a vocabulary (`nextn.tokenizer.spelling`).
 
-The text of a token sequence is the UTF-8 decoding of its tokens' bytes joined: no token changes the text of
-an earlier one. That makes exact text from a stream of tokens simple.
+The text of a token sequence is the UTF-8 decoding of its tokens' joined bytes. No token changes the text of
+an earlier one, so a stream of tokens can be turned into exact text.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class TokenBytes(dict[int, bytes]):
 
 
 class TokenNames(dict[int, str]):
-    """Token id -> its name in answers, different for every token. It is the token's text; "bytes:\\xe2\\x82"
-    where the bytes are not UTF-8 by themselves; "token_id:4099" where the tokenizer has no such id."""
+    """Token id -> its name in answers, different for every token. The name is the token's text. It is
+    "bytes:\\xe2\\x82" if the bytes alone are not UTF-8, and "token_id:4099" if the tokenizer has no such
+    id."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         super().__init__()

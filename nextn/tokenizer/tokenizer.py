@@ -1,8 +1,8 @@
-"""A checkpoint's tokenizer, from tokenizer.json, tokenizer_config.json and the chat template alone.
+"""A checkpoint's tokenizer, made from tokenizer.json, tokenizer_config.json and the chat template.
 
-Byte-level BPE (DeepSeek's kind; also Llama 3's, Qwen's and GLM's) and SentencePiece's BPE (Llama 2's): there
-a token's bytes never depend on its neighbours, see `nextn.tokenizer.token_bytes`. Text is these bytes joined:
-no "clean-up" of spaces.
+It supports byte-level BPE (DeepSeek; also Llama 3, Qwen and GLM) and SentencePiece's BPE (Llama 2). In both,
+a token's bytes never depend on its neighbours (`nextn.tokenizer.token_bytes`). A text is the joined bytes of
+its tokens; there is no "clean-up" of spaces.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from nextn.tokenizer.cuts import cut_places, pieces
 from nextn.tokenizer.length import Length, byte_weights
 from nextn.tokenizer.token_bytes import TokenBytes, TokenNames
 
-PIECE = 2**16  # characters; about 10 MB while it is tokenized
+PIECE = 2**16  # characters; a piece takes about 10 MB during tokenization
 
 
 class Tokenizer:
-    """Text <-> token ids, and chat messages -> token ids. Made by `from_folder`."""
+    """Converts text to token ids and back, and chat messages to prompts. `from_folder` makes it."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class Tokenizer:
         self.token_names = TokenNames(self.token_bytes(skip_special_tokens=False))
         self.special_tokens = dict(special_tokens)  # "bos_token" -> "<｜begin▁of▁sentence｜>", …
         self.chat_template = chat_template
-        self.vocab_size: int = backend.get_vocab_size()  # added tokens included; the model's may be larger
+        self.vocab_size: int = backend.get_vocab_size()  # includes added tokens; the model's may be larger
 
     @classmethod
     def from_folder(
         cls, path: str | os.PathLike[str], chat_template: str | os.PathLike[str] | None = None
     ) -> Tokenizer:
-        """Reads a checkpoint's tokenizer. `chat_template`: a Jinja file instead of the folder's own. Raises
-        ValueError that names a folder that is not there or has no tokenizer.json, or the wrong file."""
+        """Reads a checkpoint's tokenizer. `chat_template`: a Jinja file to use instead of the folder's own.
+        Raises ValueError, which names the file or folder that is missing or wrong."""
         root = Path(path)
         if not root.exists():
             raise ValueError(f"{root}: there is no such folder{hub_hint(str(path))}")
@@ -80,9 +80,10 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids; with `add_special_tokens` those that the checkpoint puts around a text (BOS) are added.
+        """Returns the ids. With `add_special_tokens`, includes the special tokens that the checkpoint adds
+        (BOS).
 
-        Raises ValueError for text that is not Unicode (a lone surrogate, from a JSON escape).
+        Raises ValueError for text that is not valid Unicode (a lone surrogate, from a JSON escape).
         """
         return self.encode_batch([text], add_special_tokens)[0]
 
@@ -97,14 +98,14 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def pieces(self, text: str, size: int = PIECE) -> Iterator[str]:
-        """Cuts the text into pieces that together have the tokens of the whole, special tokens aside. A piece
-        is longer than `size` where no exact cut is known."""
+        """Cuts the text into pieces that together have the same tokens as the whole, without special tokens.
+        A piece is longer than `size` if no exact cut is known earlier."""
         return pieces(text, self._cut_places, size)
 
     def exceeds(self, texts: Sequence[str], most: int) -> bool:
-        """True: the texts have more than `most` tokens together, special ones not counted. False: they may
-        have fewer. It takes a hundredth of the time that `encode` takes. Raises ValueError for text that is
-        not Unicode."""
+        """True: the texts together have more than `most` tokens, without special ones. False: they may have
+        fewer. Takes a hundredth of the time of `encode`. Raises ValueError for text that is not valid
+        Unicode."""
         try:
             return self.length.exceeds(texts, most)
         except UnicodeEncodeError:
@@ -129,15 +130,16 @@ class Tokenizer:
         return cut_places(self._backend)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text; bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
+        """Returns the text. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary give no
+        text."""
         table = self.token_bytes(skip_special_tokens)
         return b"".join([table[token_id] for token_id in token_ids]).decode("utf-8", "replace")
 
     def token_bytes(
         self, skip_special_tokens: bool = True, shown: frozenset[str] = frozenset()
     ) -> TokenBytes:
-        """The table id -> bytes of text; `decode` is the UTF-8 decoding of the bytes joined. `shown`: special
-        tokens that are not skipped."""
+        """Returns the table from id to bytes. `decode` is the UTF-8 decoding of joined bytes. `shown`:
+        special tokens that are not skipped."""
         which = skip_special_tokens, shown
         if which not in self._bytes:
             self._bytes[which] = TokenBytes(self._backend, *which)
@@ -151,7 +153,8 @@ class Tokenizer:
         tools: Sequence[Mapping[str, object]] | None = None,
         **extra: object,
     ) -> str:
-        """The prompt of a chat as text, see `ChatTemplate.render`. ValueError if there is no template."""
+        """Returns the prompt of a chat as text; see `ChatTemplate.render`. Raises ValueError if there is no
+        template."""
         if self.chat_template is None:
             raise ValueError("this checkpoint has no chat template; send a prompt to /v1/completions instead")
         return self.chat_template.render(messages, add_generation_prompt, tools, **extra)

@@ -1,5 +1,5 @@
-"""Decode steps that run on a CUDA device as one graph each: identity with the general way, and a host that
-never waits. Skipped where there is no device."""
+"""Decode steps that run on a CUDA device as one graph each. They give the same results as `Runner`, and the
+host never waits for the device. Skipped without a device."""
 
 import os
 
@@ -64,12 +64,12 @@ def test_results_are_those_of_a_runner(model, params, passes, ahead):
 @pytest.mark.parametrize("params", ALL, ids=NAMES)
 def test_no_launch_waits_for_the_device(model, params):
     runner = make_runner(model, passes=StepGraphs)
-    serve(runner, jobs(params), ahead=True)  # captures, which may wait
+    serve(runner, jobs(params), ahead=True)  # this captures graphs, which may wait
     launch, strict = runner.launch, 0
 
     def watched(plan):
         nonlocal strict
-        if any(span.start == 0 for span in plan.spans):  # prompts
+        if any(span.start == 0 for span in plan.spans):  # steps with prompts may wait
             return launch(plan)
         strict += 1
         torch.cuda.set_sync_debug_mode("error")

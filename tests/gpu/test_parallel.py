@@ -1,5 +1,5 @@
-"""Ranks on CUDA devices: NCCL, alone, in a graph and between GPUs; two ranks on one GPU by Gloo; the same as
-ranks of two machines, and with experts that ranks and groups share. Skipped where there is no device."""
+"""Ranks on CUDA devices: NCCL with one rank, in a graph and between GPUs; two ranks on one GPU by Gloo; the
+same as ranks on two machines; and ranks and groups that share experts. Skipped without a device."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ def test_nccl_moves_every_dtype(nccl):
 
 
 def test_nccl_in_a_graph_and_without_a_wait(nccl):
-    """The host waits for nothing, so a step can be captured."""
+    """The host does not wait for the device, so a step can be captured."""
     whole = torch.zeros(4, 8, device="cuda", dtype=torch.bfloat16)
     nccl.gather(whole, (0, 8))  # NCCL connects in its first collective
     torch.cuda.synchronize()
@@ -66,7 +66,7 @@ def test_nccl_in_a_graph_and_without_a_wait(nccl):
 
 @pytest.mark.parametrize(("ops", "dtype"), CASES[:2])
 def test_one_rank_by_nccl_has_the_bits_of_none(nccl, ops, dtype):
-    """Its graphs are captured with the group there."""
+    """The model's graphs are captured with the group's collectives in them."""
     options = {"ops": ops, "dtype": getattr(torch, dtype), "device": "cuda"}
     want = all_steps(shared_model(CONFIG, **options))
     model = shared_model(CONFIG, nccl, **options)
@@ -87,7 +87,7 @@ def test_two_ranks_on_one_gpu_have_the_bits_of_one(ops, dtype):
 
 
 def world_hashes(shards, ops, dtype, backend="gloo"):
-    """Of two groups of one rank."""
+    """The results of two groups with one rank each."""
     address = free_address()
     task = ("world", "2", str(shards), "cuda", ops, dtype)
     return finish([start_rank(rank, 2, address, *task, backend=backend) for rank in range(2)], 300)
@@ -131,7 +131,8 @@ TWO = replace(ONE, tp_size=2)
 
 
 def found_by(config):
-    """The tokens of three requests as they come: how many in a step tells how many drafts were accepted."""
+    """(request, tokens) of each output of three requests. The number of tokens in a step shows how many
+    drafts were accepted."""
     with ranks_of_other_nodes(config):
         engine = Engine(config)
         for name in "abc":
@@ -144,13 +145,14 @@ def found_by(config):
 
 
 def close(engine):
-    executor_of(engine).close()  # the thread that runs steps ahead
+    executor_of(engine).close()  # ends the thread that runs steps ahead
     if engine.config.tp_size > 1:
         runner_of(engine).close()
 
 
 def on_two_nodes(config, monkeypatch):
-    """Node 1 sees the second GPU alone, if there are two; this process goes on to see all."""
+    """The configuration for two nodes. If there are two GPUs, node 1 sees only the second; this process sees
+    all."""
     torch.cuda.init()
     if (count := torch.cuda.device_count()) > 1:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
@@ -159,14 +161,14 @@ def on_two_nodes(config, monkeypatch):
 
 
 def test_engines_of_one_and_two_ranks_find_the_same_text(monkeypatch):
-    """By NCCL where there are two GPUs, else by Gloo; the second rank is on this machine, or on another."""
+    """With two GPUs by NCCL, else by Gloo. The second rank is on this machine, or on another."""
     want = found_by(ONE)
     assert found_by(TWO) == want
     assert found_by(on_two_nodes(TWO, monkeypatch)) == want
 
 
 def test_ranks_that_share_experts_find_the_same_text(monkeypatch):
-    """While experts move; on one machine, and on two."""
+    """Experts move during the run. On one machine, and on two."""
     more = {"ep_num_redundant_experts": 2, "enable_eplb": True, "eplb_rebalance_num_iterations": 8}
     two, want = replace(TWO, ep_size=2, **more), found_by(ONE)
     assert found_by(two) == want
@@ -178,7 +180,7 @@ def jobs(group):
 
 
 def test_groups_find_the_texts_of_one_engine():
-    """Both work, then each alone."""
+    """First both groups have requests, then only one of them."""
     options = {"kv_cache_tokens": 4096, "speculative_num_steps": 2, "grammar_backend": "none"}
     config = ServerConfig(device="cuda", check_integrity=True, step_cost_cache="off", **options)
     one = Engine(config)
@@ -195,7 +197,7 @@ def test_groups_find_the_texts_of_one_engine():
 
 
 def test_two_machines_agree_on_the_size_of_the_kv_pool(monkeypatch):
-    """An engine checks that it is the same on all ranks."""
+    """An engine checks at start that all ranks have the same size."""
     config = on_two_nodes(replace(TWO, kv_cache_tokens=None, mem_fraction_static=0.3), monkeypatch)
     with ranks_of_other_nodes(config):
         engine = Engine(config)

@@ -1,4 +1,4 @@
-"""The Triton kernels and the engine on them, on a CUDA device. Skipped where there is none."""
+"""The Triton kernels, and the engine with them, on a CUDA device. Skipped without a device."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def test_op_with_e4m3_blocks(check, dtype):
 
 @pytest.mark.skipif(torch.cuda.get_device_capability() < (8, 9), reason="e4m3 is widened there")
 def test_a_checkpoint_in_e4m3_blocks(tmp_path):
-    """Held as stored; texts do not depend on drafts."""
+    """The weights stay as stored, and texts do not depend on drafts."""
     folder = model_folder("nextn-tiny")
     tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -77,7 +77,7 @@ def llm(drafts, **options):
 
 
 def prompts(model, n=6):
-    """Short ones, and one of two parts of keys."""
+    """Short prompts, and one whose keys are in two parts."""
     encode = model.tokenizer.encode
     long = encode("".join(heldout_prompts(8)))[:700]
     return [*(encode(p)[:100] for p in heldout_prompts(n)), long]
@@ -104,7 +104,7 @@ def test_identity_over_drafts_trees_chunks_and_batch(params, dtype):
 
 
 def test_parity_with_plain_torch():
-    """Not to the bit: another order of accumulation."""
+    """Only the first tokens have to agree: plain torch adds in another order."""
     plain = LLM(device="cuda", kernel_backend="reference", speculative_num_steps=0, kv_cache_tokens=32768)
     want, got = ids(plain, GREEDY), ids(llm(2, dtype="float32"), GREEDY)
     assert sum(a[:8] == b[:8] for a, b in zip(want, got, strict=True)) >= len(want) - 1
@@ -119,19 +119,19 @@ def test_a_graph_has_the_bits_of_its_kernels():
     assert batch.total == 4
     numbers = batch.packed.cuda()
     want = TorchModel.forward(model, batch.on(numbers), pool)
-    for _ in range(2):  # captured, and replayed
+    for _ in range(2):  # the first call captures the graph, the second replays it
         assert torch.equal(model.forward(batch, pool), want)
     states = want.clone()
     drafted = TorchModel.draft(model, batch.on(numbers), states, pool)
     assert torch.equal(model.draft(batch, states, pool), drafted)
     wide = [Span([i % 50 for i in range(600)], 0, list(range(5, 44))), *spans]
-    rows = model.forward(model.batch(wide, pool.page_size), pool)  # too many for a graph
+    rows = model.forward(model.batch(wide, pool.page_size), pool)  # too many rows for a graph
     assert torch.equal(rows[600:], want)
 
 
 class Both:
-    """Drafts twice, chosen on the device where that is possible and by the host, and compares. cutoff: of all
-    that draft."""
+    """Drafts every span twice and compares: with guesses chosen on the device, where possible, and by the
+    host. cutoff: for all spans."""
 
     def __init__(self, drafter, cutoff=None):
         assert drafter.on_device is drafter.model
@@ -162,7 +162,7 @@ class Both:
 def test_chains_chosen_on_the_device_are_those_that_the_host_chooses():
     model = llm(3)
     runner = runner_of(model.engine)
-    runner.end_on_device()  # steps that are one graph have no drafter
+    runner.end_on_device()  # steps that are one graph use no drafter
     both = runner.drafter = Both(runner.drafter)
     some = SpeculativeParams(num_steps=1)
     asked = [

@@ -1,5 +1,6 @@
-// AMX tiles in plain C++, for machines that have none: with `-include` in front of the kernels at level amx. Sums
-// have one order for every element, as they have in the CPU's tiles, but another one: bits are not the CPU's.
+// AMX tiles in plain C++, for machines without them: included with `-include` before the kernels at level amx.
+// The sums of every element have one order, as in the CPU's tiles, but a different one, so bits differ from the
+// CPU's.
 #pragma once
 #include <immintrin.h>
 
@@ -7,7 +8,7 @@
 #include <cstring>
 
 struct EmulatedTile {
-    int rows, bytes;  // of a row
+    int rows, bytes;  // bytes of a row
     alignas(64) uint8_t data[16][64];
 };
 inline thread_local EmulatedTile emulated[8];
@@ -27,10 +28,10 @@ inline void emulated_store(int t, void* to, int64_t stride) {
         memcpy(static_cast<uint8_t*>(to) + r * stride, emulated[t].data[r], size_t(emulated[t].bytes));
 }
 
-// Tile c, of f32, += tile a times tile b, of pairs of bf16.
+// Tile c (f32) += tile a times tile b (both pairs of bf16).
 inline void emulated_product(int c, int a, int b) {
     const int rows = emulated[c].rows, pairs = emulated[a].bytes / 4;
-    float wide[16][2][16];  // of b
+    float wide[16][2][16];  // tile b as f32
     for (int k = 0; k < pairs; ++k) {
         uint32_t words[16];
         memcpy(words, emulated[b].data[k], sizeof words);

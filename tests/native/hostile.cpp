@@ -1,8 +1,8 @@
-// The native kernels on hostile shapes, for the sanitizers: tests/native/test_sanitizers.py builds this with
-// nextn.cpp in it and runs it. What comes out is compared only where two ways must agree to the bit; that the
-// numbers are right is for tests/unit/ops/cpu.
+// Runs the native kernels on hostile shapes, for the sanitizers: tests/native/test_sanitizers.py compiles this
+// file, which includes nextn.cpp, and runs it. Results are compared only if two ways have to give the same
+// bits. tests/unit/ops/cpu checks that the numbers are right.
 //
-// Every buffer has exactly the size that the interface asks for, so that a step too far is seen.
+// Every buffer has exactly the size that the interface requires, so that each access beyond it is found.
 #include "../../csrc/nextn.cpp"
 
 #include <array>
@@ -14,9 +14,9 @@
 
 namespace {
 
-// LONG_PROMPT: rows of a prompt on ranks, which are more than are multiplied together.
+// LONG_PROMPT: rows of a prompt on ranks, more than a kernel multiplies at once.
 #if defined(__SANITIZE_THREAD__)
-constexpr int LOOPS = 500, MOST_THREADS = 3, LONG_PROMPT = 110;  // it makes every access to memory a call
+constexpr int LOOPS = 500, MOST_THREADS = 3, LONG_PROMPT = 110;  // it makes every memory access a call
 #else
 constexpr int LOOPS = 2000, MOST_THREADS = 9, LONG_PROMPT = 270;
 #endif
@@ -84,7 +84,8 @@ struct Matrix {  // a random weight, packed into memory of exactly its size
         }
     }
 
-    // Of random blocks, whose f16 scales are small. n_in: whole blocks; block: of INT4.
+    // Makes a few-bit weight from random blocks with small f16 scales. n_in: whole blocks. block: for INT4 and
+    // INT4Z only.
     void coded(int n_out, int n_in, int kind, int members, int block) {
         const int outs = up(n_out, 16);
         if (kind != INT4 && kind != INT4Z) block = 0;
@@ -119,14 +120,14 @@ struct Matrix {  // a random weight, packed into memory of exactly its size
     }
 };
 
-#if defined(__SANITIZE_THREAD__)  // weights of other kinds are other loops, and no other threads
+#if defined(__SANITIZE_THREAD__)  // other kinds of weights use other loops, but no other threads
 constexpr int CODED_KINDS[] = {INT4}, EXPERT_KINDS[] = {BF16, E4M3, INT8, INT4};
 #else
 constexpr int CODED_KINDS[] = {INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K};
 constexpr int EXPERT_KINDS[] = {BF16, E4M3, INT8, INT4, Q8_0, Q6_K};
 #endif
 
-// Rows times this weight, in every way that there is.
+// Multiplies rows by this weight in every way that the library has.
 void products(void* pool, Matrix& m, std::initializer_list<int> counts) {
     for (int way = 0; way < 4; ++way) {
         if (way && !(nx_ways(m.w.kind) >> way & 1)) continue;
@@ -174,8 +175,8 @@ struct Batch {
     int pages = 0;
     NxBatch b{};
 
-    // lengths: (start, rows) of each span; as a tree every row's path is all rows before it. Pages lie backwards and
-    // apart.
+    // lengths: (start, rows) of each span. as_tree: each row's path is all rows before it. The pages are in
+    // reverse order and not contiguous.
     Batch(const std::vector<std::pair<int, int>>& lengths, int page, bool as_tree) {
         for (auto [start, rows] : lengths) pages += (start + rows + page - 1) / page;
         int next = pages;
@@ -198,7 +199,7 @@ struct Batch {
              as_tree ? cu_paths.data() : nullptr, table.data()};
     }
 
-    // Rows of the first span, from its row `at` on, beside nobody.
+    // Rows of the first span alone, from its row `at` on.
     NxBatch part(const int32_t& at, int rows) const {
         static int32_t begins[2];
         begins[1] = rows;
@@ -213,7 +214,8 @@ const std::vector<std::vector<std::pair<int, int>>> LENGTHS = {
     {{0, 19}, {511, 2}}, {{0, 64}}, {{260, 7}, {600, 40}},
 };
 
-// MLA's heads, of an entry that all see, and grouped ones: two groups, one of them half of a key-value head's.
+// Heads of MLA, which all read the same entry, and grouped heads: two groups; one has half of a key-value
+// head's queries.
 const NxHeads HEADS[] = {
     {1, 1, 0, 1, 64, 32, 0, 64, 32}, {1, 5, 0, 1, 64, 32, 0, 64, 32}, {2, 3, 1, 2, 96, 32, 32, 64, 19}};
 
@@ -289,9 +291,9 @@ void feed_forwards(void* pool, void* alone) {
         }
 }
 
-// Chains after three of four spans, in one call and one guess at a time. states: a row of `hidden` for each of 18.
+// Chains after three of four spans, in one call and guess by guess. states: `hidden`, 18 rows.
 void chains(void* engine, const std::vector<float>& states, int hidden, int vocab) {
-    Batch batch({{0, 9}, {0, 3}, {2, 4}, {14, 2}}, 4, false);  // pages have room for 3, 1, 2 and no more
+    Batch batch({{0, 9}, {0, 3}, {2, 4}, {14, 2}}, 4, false);  // the pages have room for 3, 1 and 2 more, and no more
     std::vector<int32_t> rows(size_t(batch.b.rows));
     std::vector<float> taken;
     for (size_t i = 0; i < rows.size(); ++i) {
@@ -318,7 +320,8 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
     must(passes == std::vector<int32_t>({3, 2, 2, 1}), "chains open at each depth");
     const std::vector<int32_t> whole = tokens;
 
-    // The same with a cutoff for the last two: one that keeps all, one that ends them, one that keeps nothing.
+    // The same with a cutoff for the last two chains: one that keeps all guesses, one that ends chains, one
+    // that keeps none.
     const uint8_t cut[3] = {0, 1, 1};
     NxCutoff cutoff{};
     for (int i = 0; i < NxCutoff::BINS; ++i) {
@@ -342,7 +345,7 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
     draw(states);
     must(kept == std::vector<int32_t>({4, 0, 0}), "a guess below what is kept is verified");
     asked.cutoff = nullptr;
-    // Where the states are not numbers there is nothing to guess from the beginning.
+    // If the states are not numbers, no guess can be made.
     draw(std::vector<float>(states.size(), NAN));
     must(made == std::vector<int32_t>(3), "a guess from states that are not numbers");
 
@@ -370,8 +373,8 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
     nx_chains(engine, &batch.b, states.data(), 0, &none);
 }
 
-// A step in one call: a part of a prompt, a prompt's end, a root with drafts of which two hold, and one that does not
-// extend. Every array is exactly as long as it must be.
+// A step in one call: a prompt chunk, a prompt's end, a root with drafts of which two are accepted, and a span
+// that does not extend. Every array has exactly the required length.
 void steps(void* engine, int hidden, int vocab) {
     Batch batch({{0, 9}, {0, 3}, {2, 4}, {14, 1}}, 4, false);
     const int rows = batch.b.rows, roots[3] = {11, 12, 16}, positions[3] = {3, 3, 15};
@@ -411,16 +414,17 @@ void steps(void* engine, int hidden, int vocab) {
 
     NxAsked ending[4];
     std::copy(asked, asked + 4, ending);
-    ending[1].end_count = 1;  // its first token
-    ending[2].limit = 8;      // one token after the bonus and no draft
+    ending[1].end_count = 1;  // it ends with its first token
+    ending[2].limit = 8;      // one token after the bonus, and no draft
     nx_step(engine, &step, ending, table.data());
     must(taken[1].kept == -1 && taken[2].kept == 1, "drafts of requests that end");
 }
 
-// Attention of a model: latent, with queries in two products or in one; grouped, in one product or in three.
+// Attention of a model: latent, with queries from two products or one; grouped, from one product or three.
 enum Kinds { COMPRESSED, LATENT, GROUPED, APART };
 
-// Two layers and a NextN module of odd sizes. A sequence fed whole must equal the same fed in two parts.
+// Two layers and a NextN module of odd sizes. A whole sequence has to give the same as the same sequence in two
+// parts.
 void models(int threads, int kind, Kinds form) {
     const bool grouped = form >= GROUPED;
     const int hidden = 45, heads = grouped ? 6 : 3, kv_heads = grouped ? 2 : 0, nope = 5, rope = 6, value = 7;
@@ -471,7 +475,7 @@ void models(int threads, int kind, Kinds form) {
     nx_forward(engine, &whole.b, got.data());
     must(nx_engine_expert_bytes(engine) > 0 && nx_engine_expert_bytes(engine) == 0, "experts are counted once");
     nx_draft(engine, &whole.b, got.data(), 0, drafted.data());
-    for (int at : {0, 251}) {  // 251 rows, then 19, of the first request alone
+    for (int at : {0, 251}) {  // the first request alone: 251 rows, then 19
         const NxBatch some = whole.part(at, at ? 19 : 251);
         const size_t floats_in = size_t(some.rows) * hidden;
         nx_forward(second, &some, part.data());
@@ -487,7 +491,7 @@ void models(int threads, int kind, Kinds form) {
     nx_draft_logits(engine, got.data(), rows, vocab, guesses.data());
     must(same(logits, guesses), "the drafter's head is the target's here");
 
-    // A draft vocabulary: three tokens, of which the last is the vocabulary's.
+    // A draft vocabulary of three tokens. The last one is the last of the vocabulary.
     const Matrix small(3, hidden, INT8);
     const std::vector<int32_t> ids = {5, 0, vocab - 1};
     NxModel choosy = model;
@@ -518,7 +522,7 @@ void models(int threads, int kind, Kinds form) {
     nx_engine_free(second);
 }
 
-// A socket between every two of so many ranks.
+// A socket between each two of `size` ranks.
 struct Sockets {
     std::vector<std::vector<int32_t>> of;
 
@@ -536,8 +540,8 @@ struct Sockets {
     }
 };
 
-// Every rank a thread, with its own outputs of each weight, over memory of exactly the size that is asked for. With
-// shards: over sockets, each rank with its slice of some of the experts.
+// Ranks as threads, each with its own outputs of every weight, in shared memory of exactly the required size.
+// shards > 0: with sockets, and each rank has its slice of some of the experts.
 void on_ranks(int size, int kind, int shards = 0, int kv_heads = 0) {
     const int hidden = 128, heads = 4, nope = 40, rope = 24, rank = 64, value = 32, q_rank = 64, vocab = 200, page = 4;
     const int width = 96 * std::max(1, kv_heads), positions = 320, inner = 128, each = heads / size;
@@ -579,7 +583,7 @@ void on_ranks(int size, int kind, int shards = 0, int kv_heads = 0) {
                 l.down = down.w, l.q_up = part(q_up.w, PANEL), l.key_up = key_up.w, l.value_up = value_up.w;
                 for (NxWeight* w : {&l.key_up, &l.value_up}) w->data += r * (heads / of) * w->stride;
             }
-            const bool whole = world && l.mlp.router.data && layers.size() < 2;  // experts; not the module's
+            const bool whole = world && l.mlp.router.data && layers.size() < 2;  // shared experts; the module's are not
             if (whole) l.mlp.own = held, l.mlp.most_replicas = 1;
             if (whole) l.mlp.replicas = places.data(), l.mlp.replica_count = ones_each.data();
             for (NxWeight* w : {&l.mlp.gate_up, &l.mlp.down}) {
@@ -603,7 +607,7 @@ void on_ranks(int size, int kind, int shards = 0, int kv_heads = 0) {
         found.hidden.resize(size_t(rows) * hidden);
         found.drafted = found.hidden;
         found.logits.resize(size_t(rows) * vocab);
-        for (int again = 0; again < 2; ++again) {  // prompts whose logits nobody asks for, one after another
+        for (int again = 0; again < 2; ++again) {  // prompts, one after another, whose logits nobody wants
             if (world) nx_world_step(world, again ? LONG_PROMPT : rows, again ? rows - LONG_PROMPT : 0, again);
             nx_forward(engine, &batch.b, found.hidden.data());
             nx_draft(engine, &batch.b, found.hidden.data(), 0, found.drafted.data());
@@ -677,7 +681,7 @@ void choices() {
     nx_choose(nullptr, 0, 7, nullptr, nullptr, nullptr);
 }
 
-// Many short loops, with pauses long enough for the workers to fall asleep in some.
+// Many short loops, some with pauses that are long enough for workers to fall asleep.
 void pools(int threads, int loops) {
     void* handle = nx_pool_new(threads);
     Pool& pool = *static_cast<Pool*>(handle);
@@ -698,10 +702,10 @@ void several_pools_at_once(int loops) {
     std::vector<std::thread> users;
     for (int i = 0; i < 3; ++i) users.emplace_back([i, loops] { pools(2 + i, loops); });
     for (auto& u : users) u.join();
-    for (int threads : {0, 1, 2, 17}) nx_pool_free(nx_pool_new(threads));  // gone before they have worked
+    for (int threads : {0, 1, 2, 17}) nx_pool_free(nx_pool_new(threads));  // freed before they have worked
 }
 
-// Of exactly `bytes` bytes; what is behind the last 512 is left out.
+// Reads of exactly `bytes` bytes. nx_read leaves out the last bytes % 512.
 void reads() {
     void* pool = nx_pool_new(3);
     for (int64_t bytes : {0, 1, 511, 512, 513, 70000, (2 << 20) + 512, 5 << 20}) {
@@ -715,7 +719,7 @@ void reads() {
 }  // namespace
 
 int main() {
-    must(nx_machine_level() >= 0 && nx_interface() > 0, "the library knows itself");  // first: it asks for AMX
+    must(nx_machine_level() >= 0 && nx_interface() > 0, "the library knows itself");  // first, because it asks for AMX
     several_pools_at_once(LOOPS);
     void* alone = nx_pool_new(1);
     for (int threads = 2; threads <= MOST_THREADS; threads += 7) {

@@ -1,7 +1,8 @@
-"""The portable kernels on 64-bit ARM, emulated: tests/native/hostile.cpp compiled for it, and run by QEMU.
+"""Runs the portable kernels on emulated 64-bit ARM: compiles tests/native/hostile.cpp for it and runs it with
+QEMU.
 
-Runs where the cross compiler and QEMU are installed (Debian: g++-aarch64-linux-gnu and qemu-user), and takes
-minutes.
+Needs the cross compiler and QEMU (Debian: g++-aarch64-linux-gnu and qemu-user), otherwise it is skipped.
+Takes minutes.
 """
 
 from __future__ import annotations

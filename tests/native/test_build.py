@@ -1,4 +1,5 @@
-"""csrc/build.py compiles what is not up to date, and nothing else; every level's sources are valid."""
+"""csrc/build.py compiles only libraries that are not up to date, and the sources are valid C++ at every
+level."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ echo "$out" >> @/calls
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With a compiler; `calls` grows by a line for every library that it makes."""
+    """A folder with sources and a script in place of the compiler. `calls` gets a line for every library that
+    it makes."""
     compiler = tmp_path / "c++"
     compiler.write_text(COMPILER.replace("@", str(tmp_path)))
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
@@ -42,7 +44,7 @@ def test_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = folder / "lib"
 
     def compiled(extra: list[str] | None = None) -> bool:
-        """All of them or none."""
+        """Whether all libraries were compiled. Otherwise none was."""
         (folder / "calls").write_text("")
         libraries = build.build(target, extra)
         assert all(library.read_text() == "made\n" for library in libraries)
@@ -65,7 +67,7 @@ def test_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_what_the_machine_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is there of another level stays while it is up to date."""
+    """Libraries of other levels stay as long as they are up to date."""
     build, target = the_build(), folder / "lib"
     monkeypatch.setattr(build, "SOURCE", folder / "csrc")
     monkeypatch.setattr(build, "runnable", lambda _: ["portable"])
@@ -76,7 +78,7 @@ def test_only_what_the_machine_runs(folder: Path, monkeypatch: pytest.MonkeyPatc
 
     assert names(False) == {"portable"}
     if names(True) == {"portable"}:
-        return  # no x86
+        return  # not an x86 machine
     assert names(True) == names(False) == set(build.LEVELS)
     (folder / "csrc" / "new.h").write_text("")
     assert names(False) == {"portable"}
@@ -98,7 +100,7 @@ def test_where_no_program_can_be_made_all_levels_are_built(folder: Path) -> None
 
 @pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="these are levels of x86")
 def test_levels_that_are_not_built_here_are_valid_cpp() -> None:
-    """`make setup` compiles only what this machine can run."""
+    """`make setup` compiles only the levels that this machine can run."""
     build = the_build()
     try:
         cxx = build.compiler().split()
@@ -107,7 +109,7 @@ def test_levels_that_are_not_built_here_are_valid_cpp() -> None:
     for level in set(build.LEVELS) - set(build.runnable(cxx)):
         flags = build.LEVELS[level]
         if not knows(cxx, flags):
-            continue  # an older compiler
+            continue  # the compiler is too old for this level
         command = [*cxx, *build.FLAGS, *flags, "-fsyntax-only", str(build.SOURCE / "nextn.cpp")]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -1,8 +1,8 @@
-"""The native kernels under the address, undefined-behaviour and thread sanitizers, on hostile shapes.
+"""Runs the native kernels on hostile shapes under the address, undefined-behaviour and thread sanitizers.
 
-Builds tests/native/hostile.cpp three times: at the best level of this machine for addresses and undefined
-behaviour, the same at level amx with tiles in plain C++, as most machines have none, and portably for threads
-and undefined behaviour. The last takes as long as the others together: only `make test-native` runs it.
+Builds tests/native/hostile.cpp three times. For addresses and undefined behaviour: at the best level of this
+machine, and at level amx with tiles in plain C++, since most machines have no AMX. For threads and undefined
+behaviour: portably; this takes as long as the other two together, so only `make test-native` runs it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ FLAGS = [
     "-std=c++17", "-g1", "-O1", "-fno-omit-frame-pointer", "-ffp-contract=off", "-pthread", "-Wno-psabi",
     "-DNX_FEW_ROWS",
 ]  # fmt: skip
-# Checks of addresses make functions long, and GCC takes half of its time to give out registers loop by loop.
+# The checks of addresses make functions long, and GCC would spend half of its time on assigning registers
+# loop by loop.
 QUICK = "-fira-region=one"
 ADDRESSES = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 SANITIZERS = {
     "addresses": ADDRESSES,
     "tiles": [*ADDRESSES, "-include", str(HERE / "emulated_tiles.h")],
-    # The check of virtual tables reads memory from within the sanitizer, and is reported as a race itself.
+    # The check of virtual tables reads memory inside the sanitizer, which reports that as a race.
     "threads": ["-fsanitize=thread,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined"],
 }
 
 
 def level_flags(build: ModuleType, sanitizer: str) -> list[str] | None:
-    """None: the machine cannot run that program."""
+    """The compiler's flags for the sanitizer's level. None if the machine cannot run that program."""
     able: tuple[str, ...] = ()
     with suppress(NoLibrary):
         able = able_levels()
@@ -47,7 +48,7 @@ def level_flags(build: ModuleType, sanitizer: str) -> list[str] | None:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A program for each of SANITIZERS that can be built and run here, built side by side."""
+    """Builds, in parallel, a program for each of SANITIZERS that can be compiled and run here."""
     build, folder = the_build(), tmp_path_factory.mktemp("sanitizers")
     try:
         compiler = build.compiler().split()
@@ -77,13 +78,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def run(program: Path) -> subprocess.CompletedProcess[str]:
     command = [str(program)]
-    if shutil.which("setarch"):  # the thread sanitizer's shadow does not fit every randomized layout
+    if shutil.which("setarch"):  # the thread sanitizer's shadow memory does not fit every randomized layout
         command = ["setarch", "-R", *command]
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # the first one compiles: minutes, on slow machines
+@pytest.mark.timeout(1200)  # the first case compiles, which takes minutes on slow machines
 @pytest.mark.parametrize("name", SANITIZERS)
 def test_hostile_shapes(programs: dict[str, Path], name: str) -> None:
     if name not in programs:

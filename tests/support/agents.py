@@ -1,5 +1,5 @@
-"""A prefill and a decode engine with their agents in this process: real sockets, and loops as those of their
-engine processes. The network and the bootstrap port between them do what a test tells them to."""
+"""A prefill and a decode engine with their agents in this process. Sockets are real, and the loops are like
+those of engine processes. A test controls the network and the bootstrap port between them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from nextn.request import Output, PromptGroup, Request, SamplingParams
 
 CONTEXT = 72
 FAKE = "fake:0.9,0.7"
-IDLE = 0.5  # seconds, as of an engine process
-SECONDS = 30.0  # until something counts as stuck
+IDLE = 0.5  # seconds, as in an engine process
+SECONDS = 30.0  # after that time a test fails as stuck
 HOST = "127.0.0.1"
 ROOMS = itertools.count(1)
 
@@ -38,7 +38,8 @@ def engine_of(model: str = FAKE, **options: Any) -> Engine:
 
 
 class Half:
-    """One of the two, driven as `nextn.server.process.engine_process` does. texts: of those that ended."""
+    """One of the two engines, driven as `nextn.server.process.engine_process` does. texts: of requests that
+    have ended."""
 
     def __init__(self, name: str, engine: Engine, agent: Agent) -> None:
         self.name, self.engine, self.agent = name, engine, agent
@@ -46,7 +47,7 @@ class Half:
         self.tokens: dict[str, list[int]] = {}
         self.texts: dict[str, Text] = {}
         self.last: dict[str, Output] = {}
-        self.news = False  # what comes from the server
+        self.news = False  # a message has come from the server
         self.heard = True
 
     def add(self, request: Request, remote: Remote | None = None) -> None:
@@ -72,7 +73,7 @@ class Half:
         outputs = self.engine.step() if self.engine.must_step() else []
         outputs += self.agent.exchange(outputs)
         for out in outputs:
-            request = self.requests[out.rid]  # of each output, as the loop looks
+            request = self.requests[out.rid]  # every output needs a request, as in the loop
             self.tokens[out.rid] += out.tokens
             if out.finish_reason is not None:
                 out.cached_tokens = request.first_cached
@@ -115,7 +116,7 @@ class Half:
 
 
 class Asked(NamedTuple):
-    """What both halves know of a request. room: 0 for none."""
+    """What both halves know about a request. room: the bootstrap room, 0 for none."""
 
     rid: str
     tokens: list[int]
@@ -160,13 +161,14 @@ class Pair:
         return Asked(rid, list(tokens), params, priority, next(ROOMS))
 
     def compute(self, asked: Asked) -> None:
-        """The prefill server gets its half."""
+        """Adds the prefill server's half of a request."""
         params = SamplingParams(max_tokens=0)
         self.prefill.add(Request(asked.rid, list(asked.tokens), params, asked.priority), Remote(asked.room))
         self.bootstrap.routes[asked.room] = HOST, self.network.port
 
     def answer(self, asked: Asked, choices: int = 1) -> list[str]:
-        """The decode server gets its half; texts of one prompt are a group. Returns their ids."""
+        """Adds the decode server's half. With several choices, the requests of the prompt form a group.
+        Returns their ids."""
         group = PromptGroup() if choices > 1 else None
         made = []
         for i in range(choices):
@@ -177,13 +179,13 @@ class Pair:
         return made
 
     def ask(self, rid: str, tokens: Sequence[int], params: SamplingParams, priority: int = 0) -> None:
-        """Both of them."""
+        """Adds both halves of a request."""
         asked = self.asked(rid, tokens, params, priority)
         self.compute(asked)
         self.answer(asked)
 
     def lose(self, rid: str, room: int) -> None:
-        """The prefill server's half ends before its time, as the bootstrap port knows."""
+        """Ends the prefill server's half early; the bootstrap port knows that it is lost."""
         self.prefill.abort(rid)
         self.forget_room(room)
 
@@ -192,7 +194,7 @@ class Pair:
         self.bootstrap.routes.pop(room, None)
 
     def restart_prefill(self, engine: Engine) -> None:
-        """Its engine process dies, and another one begins."""
+        """The prefill engine's process dies, and a new one starts."""
         self.network.close()
         self.prefill.agent.close()
         self.prefill = self._prefill_half(engine)
@@ -202,7 +204,8 @@ class Pair:
         self.decode = self._decode_half(engine)
 
     def turn(self, halves: Iterable[Half] | None = None, wait: float = IDLE) -> None:
-        """One turn of the loops of these. Who is idle is woken by news, by its agent, or after `wait`."""
+        """One turn of the loops of `halves`. An idle half runs after news, when its agent has something, or
+        after `wait` seconds."""
         halves = list(self.halves if halves is None else halves)
         busy = [half for half in halves if half.news or not half.idle]
         awake, _, _ = select.select([half.agent for half in halves], [], [], 0 if busy else wait)
@@ -212,7 +215,7 @@ class Pair:
                 half.turn()
 
     def settle(self) -> None:
-        """Turns until all is done."""
+        """Runs turns until both halves are done. Fails after SECONDS."""
         end = time.monotonic() + SECONDS
         while not all(half.done for half in self.halves):
             assert time.monotonic() < end, "stuck: " + "; ".join(half.said() for half in self.halves)
@@ -233,7 +236,7 @@ class Pair:
 def pair(
     bootstrap: Bootstrap, prefill: Engine | None = None, decode: Engine | None = None, **options: Any
 ) -> Iterator[Pair]:
-    """At the end nothing of it is left."""
+    """A Pair, closed at the end."""
     made = Pair(prefill or engine_of(), decode or engine_of(), bootstrap, **options)
     try:
         yield made
@@ -247,7 +250,7 @@ def _one() -> Engine:
 
 
 def alone(tokens: Sequence[int], params: SamplingParams, engine: Engine | None = None) -> Text:
-    """The text of one engine, without drafts and without a cache."""
+    """The text of one engine, without drafts and without a prefix cache."""
     engine = engine or _one()
     engine.add(Request("alone", list(tokens), params))
     found: list[int] = []

@@ -1,5 +1,5 @@
-"""`make test` runs few cases of what has many combinations, chosen so that every value and most pairs of
-values occur; `make test-all` runs all of them."""
+"""Selects the cases of tests with many combinations. `make test` runs few cases, in which every value and
+most pairs of values occur. `make test-all` runs all of them."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ ALL_CASES = bool(os.environ.get("NEXTN_ALL_CASES"))
 
 
 def few_or_all(few: Sequence[Case], others: Sequence[Case]) -> list[Case]:
-    """few, and `others` after them if all cases run."""
+    """`few`, followed by `others` if all cases run."""
     return [*few, *(others if ALL_CASES else ())]

@@ -1,5 +1,7 @@
-"""`nextn serve` with the embedded model, whose target logits are not numbers for requests whose prompt begins
-with token BROKEN, from their third token on: python broken_engine.py [options]"""
+"""`nextn serve` with the embedded model and broken logits: python broken_engine.py [options]
+
+For requests whose prompt begins with token BROKEN, the target's logits are NaN from the third token on.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ BROKEN, WHOLE = 7, 2
 
 
 def break_requests(engine: Engine) -> Engine:
-    """Spoils the hidden states of such requests: logits come from them, and drafts."""
+    """Sets the hidden states of these requests to NaN: logits and drafts are computed from them."""
     executor: Any = engine._executor
     model = executor.model
     run, forward = executor.run, model.forward

@@ -1,4 +1,5 @@
-"""A headless Chromium, spoken to in the DevTools protocol over a pipe: no driver, no package.
+"""A headless Chromium, controlled with the DevTools protocol through a pipe. It needs no driver and no
+package.
 
 with Chromium() as browser:
     page = browser.open("http://127.0.0.1:30000/")
@@ -24,7 +25,7 @@ from typing import Any
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 # Chromium reads commands from descriptor 3 and answers on 4.
 LAUNCH = "import os, sys\nr, w, *c = sys.argv[1:]\nos.dup2(int(r), 3)\nos.dup2(int(w), 4)\nos.execvp(c[0], c)"
-WAIT = 20.0  # seconds for anything
+WAIT = 20.0  # seconds to wait for anything
 
 
 def find_chromium() -> str | None:
@@ -32,7 +33,8 @@ def find_chromium() -> str | None:
 
 
 class Chromium:
-    """One browser process. AssertionError for whatever it refuses or does not do in time."""
+    """A browser process. Methods raise AssertionError if the browser refuses a call or does not answer in
+    time."""
 
     def __init__(self) -> None:
         program = find_chromium()
@@ -81,7 +83,7 @@ class Chromium:
         return answer
 
     def open(self, url: str, width: int = 1200, height: int = 900) -> Page:
-        # A context of its own: what another page stored is not there.
+        # A browser context of its own, so that the page does not see what another page has stored.
         context = self.call("Target.createBrowserContext")["browserContextId"]
         made = self.call("Target.createTarget", url="about:blank", browserContextId=context)
         target = made["targetId"]
@@ -113,7 +115,7 @@ class Page:
         return self.browser.call(method, self.session, **params)
 
     def get(self, expression: str) -> Any:
-        """The value of JavaScript, awaited."""
+        """The value of a JavaScript expression. A promise is awaited."""
         answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -145,17 +147,16 @@ class Page:
         )
 
     def prefer(self, scheme: str) -> None:
-        """The system's theme, "light" or "dark"."""
+        """Sets the system's theme, "light" or "dark"."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def screenshot(self, path: Path) -> None:
-        """Of the whole page."""
+        """Writes a screenshot of the whole page to `path`."""
         made = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(made["data"]))
 
     def complaints(self) -> list[Any]:
-        """What the page's console has of errors so far: exceptions, refused scripts and styles, failed
-        fetches."""
+        """The errors in the page's console so far: exceptions, refused scripts and styles, failed fetches."""
         found = []
         for event in self.browser.events:
             if event.get("sessionId") != self.session:
@@ -172,7 +173,7 @@ class Page:
 
 
 def pipe() -> tuple[int, int]:
-    """Its ends are above the descriptors that the child gives a meaning to."""
+    """A pipe whose ends are above the descriptors that have a meaning for the child."""
     ends = os.pipe()
     r, w = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends)
     for end in ends:

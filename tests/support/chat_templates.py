@@ -1,5 +1,5 @@
-"""Chat templates in the manner of GLM's and Qwen's: how they show tools and calls, and what an answer begins
-with, thinking or not."""
+"""Chat templates like those of GLM and Qwen: how they show tools and calls, and how an answer begins, with or
+without thinking."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ REASON = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{%
 
 
 def glm(newer: bool) -> str:
-    """GLM-4.7's, or GLM-4.5's: the model opens its reasoning itself, and there are line breaks."""
+    """The template of GLM-4.7 (newer) or GLM-4.5. With GLM-4.5 the model opens its reasoning itself, and
+    there are line breaks."""
     line = "" if newer else "\n"
     call = (
         "{{ '<tool_call>' ~ c.function.name }}" + line + "{% for k, v in c.function.arguments.items() %}"

@@ -25,7 +25,7 @@ GQA_TYPES = {
 
 
 def tiny_config(**changes: Any) -> dict[str, Any]:
-    """A config.json of every feature but FP8: yarn, groups, shared experts, q_lora, one NextN layer."""
+    """A config.json with every feature except FP8: yarn, groups, shared experts, q_lora, one NextN layer."""
     return {
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
         "vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2,
@@ -46,7 +46,7 @@ def tiny_config(**changes: Any) -> dict[str, Any]:
 
 
 def gqa_config(architecture: str, **changes: Any) -> dict[str, Any]:
-    """A config.json of a family with grouped-query attention: six heads share two keys."""
+    """A config.json of a family with grouped-query attention: six heads share two key-value heads."""
     config: dict[str, Any] = {
         "architectures": [architecture], "model_type": GQA_TYPES[architecture],
         "vocab_size": 48, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6,
@@ -71,7 +71,7 @@ def gqa_config(architecture: str, **changes: Any) -> dict[str, Any]:
 def random_tensors(
     shapes: Mapping[str, tuple[int, ...]], seed: int = 0, dtype: torch.dtype = torch.bfloat16
 ) -> dict[str, Tensor]:
-    """Random weights of these names and shapes."""
+    """Random weights with these names and shapes."""
     made: dict[str, Tensor] = {}
     dummy_checkpoint(NAMES, shapes, made.__setitem__, seed, dtype)
     return made
@@ -80,7 +80,8 @@ def random_tensors(
 def write_checkpoint(
     folder: Path, cfg_dict: Mapping[str, Any], tensors: Mapping[str, Tensor], shards: int = 1
 ) -> Path:
-    """config.json and model.safetensors, or an index and `shards` files that take the tensors in turn."""
+    """Writes config.json and model.safetensors, or an index and `shards` files among which the tensors are
+    distributed in turn."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dict(cfg_dict), indent=2))
     tensors = {name: t.contiguous() for name, t in tensors.items()}
@@ -114,7 +115,7 @@ def quantize_fp8(weight: Tensor, block: int = 128) -> tuple[Tensor, Tensor]:
 
 
 def quantize_tensors(tensors: Mapping[str, Tensor], block: int = 128) -> dict[str, Tensor]:
-    """A checkpoint's tensors as DeepSeek publishes them: the linear layers of decoder layers in FP8."""
+    """A checkpoint's tensors as DeepSeek publishes them: the linear layers in decoder layers are FP8."""
     made: dict[str, Tensor] = {}
     for name, t in tensors.items():
         if "_proj" in name and t.dim() == 2 and not name.endswith("eh_proj.weight"):

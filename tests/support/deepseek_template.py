@@ -1,5 +1,5 @@
-"""A chat template in the manner of DeepSeek-V3-0324's, with its ways: system messages come first, a call's
-arguments are added as text, nobody's name is shown, and earlier reasoning is dropped."""
+"""A chat template like DeepSeek-V3-0324's. System messages come first, a call's arguments are inserted as
+text, names are not shown, and earlier reasoning is dropped."""
 
 DEEPSEEK_V3 = (
     "{% set ns = namespace(is_tool=false, system_prompt='') %}"
@@ -23,5 +23,5 @@ DEEPSEEK_V3 = (
     "{{ '<｜tool▁output▁begin｜>' + message['content'] + '<｜tool▁output▁end｜>' }}{%- endif %}"
     "{%- endfor -%}"
 )
-# The first DeepSeek-V3's: an assistant's message is its text or its calls, not both.
+# The template of the first DeepSeek-V3: a message of an assistant has either text or calls.
 DEEPSEEK_V3_FIRST = DEEPSEEK_V3.replace("and message['tool_calls'] %}", "and message['content'] is none %}")

@@ -1,4 +1,4 @@
-"""Results as the demo makes them, with numbers that are easy to recognize."""
+"""Results like those of the demo, with numbers that are easy to recognize."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def one_round(throughput: float, ttft: float, tpot: float) -> Metrics:
 def point(
     concurrency: int, without: tuple[float, ...], with_mtp: tuple[float, ...], depths: int = 2
 ) -> Point:
-    """Each side's (tok/s, TTFT ms, TPOT ms)."""
+    """without, with_mtp: each side's (tok/s, TTFT in ms, TPOT in ms)."""
     spec = SpecStats(100, [100] * depths, [81, 60, 40, 20, 10][:depths], 241)
     return Point(concurrency, 6, Side([one_round(*without)]), Side([one_round(*with_mtp)]), spec)
 

@@ -1,4 +1,4 @@
-"""Attention over a paged latent cache, dense and in f64: what the native kernel is held against."""
+"""Attention over a paged latent cache, dense and in f64: the reference for the native kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from nextn.ops.base import KV_BLOCK
 
 
 def paged(lengths: Sequence[tuple[int, int]], page: int, seed: int = 0) -> tuple[list[Span], int]:
-    """Spans of (start, rows) with shuffled pages of their own, and how many slots the pool has."""
+    """Spans of (start, rows), each with its own pages in random order, and the number of slots of the
+    pool."""
     need = [-(-(start + rows) // page) for start, rows in lengths]
     pages = random.Random(seed).sample(range(sum(need) + 5), sum(need))
     spans = []
@@ -24,7 +25,7 @@ def paged(lengths: Sequence[tuple[int, int]], page: int, seed: int = 0) -> tuple
 
 
 def tree_paths(rows: int, seed: int) -> list[list[int]]:
-    """A random tree: each node's path is its parent's and itself."""
+    """The paths of a random tree: each node's path is its parent's path and the node."""
     rng = random.Random(seed)
     paths = [[0]]
     for i in range(1, rows):
@@ -33,7 +34,7 @@ def tree_paths(rows: int, seed: int) -> list[list[int]]:
 
 
 def entries(slots: int, rank: int, width: int, seed: int = 0) -> Tensor:
-    """[slots, width] bf16. Every column is used: what is beyond `rank` is the rotary part."""
+    """[slots, width] bf16. All columns are random; those from `rank` on are the rotary part."""
     gen = torch.Generator().manual_seed(seed)
     return torch.randn(slots, width, generator=gen).bfloat16()
 
@@ -41,11 +42,12 @@ def entries(slots: int, rank: int, width: int, seed: int = 0) -> Tensor:
 def dense_attention(
     cache: Tensor, page: int, spans: Sequence[Span], q: Tensor, rank: int, key_at: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Shapes of `native_kernels.attention` -> (result in f64, largest error that rounding explains). The key
-    is an entry's columns from key_at on, the value its first `rank`.
+    """Shapes as in `native_kernels.attention` -> (result in f64, largest error that rounding explains). The
+    key is an entry's columns from key_at on, the value its first `rank` columns.
 
-    The kernel rounds a key's weight, exp(score - best score of its block of keys), to bf16, and so does
-    this. Where f32 and f64 scores round apart, a weight is off by 2**-8 of itself: a few keys may be.
+    The kernel rounds the weight of a key, exp(score - best score of its block of keys), to bf16. This
+    function does the same. A score can round differently in f32 and in f64; then a weight is wrong by 2**-8
+    of itself. That may happen to a few keys.
     """
     outs, bounds = [], []
     row = 0
@@ -66,7 +68,7 @@ def dense_attention(
                 weights[:, block : block + KV_BLOCK] = rounded * (best - top).exp()
             weights /= weights.sum(-1, keepdim=True)
             out = weights @ values
-            # A tenth of a per cent of the weights may round apart, at least four of them, and the result is
+            # A tenth of a per cent of the weights, at least four, may round differently, and the result is
             # rounded to bf16.
             apart = max(4, length // 1000) * (weights[..., None] * values.abs()).amax(1)
             outs.append(out)

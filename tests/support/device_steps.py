@@ -1,5 +1,6 @@
-"""Runners with and without steps on the device, and a little scheduler for them: it knows requests by the
-results that it has read, plans one step ahead if it is asked to, and gives each request pages of its own."""
+"""Runners with and without steps on the device, and a small scheduler for them. The scheduler knows of a
+request only the results that it has read, plans one step ahead if asked to, and gives each request its own
+pages."""
 
 from __future__ import annotations
 
@@ -25,18 +26,18 @@ from nextn.speculative.mtp import MTPDrafter
 from nextn.speculative.state import RequestState
 
 PAGE = 16
-PAGES = 16  # of each request
+PAGES = 16  # for each request
 
 
 def config(**changes: Any) -> dict[str, Any]:
-    """Its tokens are so few that target and draft layer agree now and then."""
+    """A configuration with so few tokens that target and draft layer sometimes agree."""
     return tiny_config(**{"num_hidden_layers": 2, "vocab_size": 12, **changes})
 
 
 @dataclass
 class Job:
-    """A request. num_steps: of its drafts. joins: the number of the step that it comes with. draft_from: its
-    prompt comes in two parts, of which the drafter does not see the first, of so many tokens."""
+    """A request. num_steps: depth of its drafts. joins: number of the step in which it arrives. draft_from:
+    if not 0, the prompt has two parts; the first has `draft_from` tokens, and the drafter does not see it."""
 
     prompt: Sequence[int]
     params: SamplingParams
@@ -74,8 +75,8 @@ def small_model(vocab_size: int = 12, **options: Any) -> Any:
 
 
 def same_results(found: Sequence[SpanResult], want: Sequence[SpanResult]) -> bool:
-    """All guesses of a chain are made on the device, and their bins reported; those that are kept are the
-    same."""
+    """Whether results are the same. On the device all guesses of a chain are made and their bins reported, so
+    `found` may have more bins; the kept guesses are the same."""
     return len(found) == len(want) and all(
         a.draft.bins.startswith(b.draft.bins) and replace(a, draft=replace(a.draft, bins=b.draft.bins)) == b
         for a, b in zip(found, want, strict=True)
@@ -84,7 +85,7 @@ def same_results(found: Sequence[SpanResult], want: Sequence[SpanResult]) -> boo
 
 @dataclass
 class _Under:
-    """A request under way. most: committed tokens, at most, once the steps under way have been read."""
+    """The scheduler's data of a running request."""
 
     job: Job
     rid: str
@@ -97,7 +98,7 @@ class _Under:
     sent: int = 0
     last_steps: int = 0
     over: bool = False
-    begun: int = 0  # tokens of the prompt that steps have had
+    begun: int = 0  # number of prompt tokens in steps so far
 
 
 def serve(
@@ -107,7 +108,8 @@ def serve(
     cutoff: Cutoff | None = None,
     keep: bool = False,
 ) -> list[list[int]]:
-    """The texts. ahead: a step is launched before the one before it is read, once all prompts are in."""
+    """The texts of the jobs. ahead: once all prompts are processed, a step is launched before the one before
+    it is read."""
     free = [list(range(1 + i * PAGES, 1 + (i + 1) * PAGES)) for i in range(8)]
     running: list[_Under] = []
     waiting = list(enumerate(jobs))

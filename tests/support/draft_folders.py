@@ -1,6 +1,6 @@
-"""A checkpoint cut in two: the target alone, and its NextN layer as SGLang's and xLLM's tools export it.
+"""A checkpoint in two parts: the target alone, and its NextN layer as SGLang's and xLLM's tools export it.
 
-The tools' layouts are written down here from what they do, apart from nextn's own reader and writer.
+The layouts here are written from what those tools do, independently of nextn's own reader and writer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def with_copies(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Tensor
 
 
 def write_target(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> Path:
-    """The checkpoint without its NextN layers; config.json stays, as with converters that drop them."""
+    """Writes the checkpoint without its NextN layers. config.json is unchanged, as with converters that drop
+    the layers."""
     first = config["num_hidden_layers"]
     prefixes = tuple(f"model.layers.{first + k}." for k in range(config["num_nextn_predict_layers"]))
     rest = {name: t for name, t in tensors.items() if not name.startswith(prefixes)}
@@ -40,7 +41,8 @@ def write_target(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> P
 
 
 def write_sglang(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> Path:
-    """Without embedding and head; FP8 as stored; first_k_dense_replace is still the target's."""
+    """Writes the NextN layer as SGLang's tool does: without embedding and head, FP8 as stored, and with the
+    target's first_k_dense_replace."""
     prefix = f"model.layers.{config['num_hidden_layers']}"
     found = {
         name.replace(prefix, "model.layers.0"): t
@@ -52,7 +54,7 @@ def write_sglang(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> P
 
 
 def write_xllm(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> Path:
-    """Everything, FP8 blocks as bf16."""
+    """Writes the NextN layer as xLLM's tool does: all tensors, FP8 blocks as bf16."""
     prefix = f"model.layers.{config['num_hidden_layers']}"
     own = ("embed_tokens", "shared_head", "enorm", "hnorm", "eh_proj")
     found = {}
@@ -83,7 +85,7 @@ def dequantized(stored: Tensor, scale: Tensor, config: Mapping[str, Any]) -> Ten
 def _write(
     folder: Path, config: Mapping[str, Any], changes: Mapping[str, Any], tensors: Tensors, file: str
 ) -> Path:
-    """Both tools take config.json through transformers, and write an index of the one file."""
+    """Like both tools: reads config.json through transformers, and writes an index for the one file."""
     folder.mkdir(parents=True)
     keys = json.loads(json.dumps({k: v for k, v in config.items() if k != "model_type"}))
     data = {**DeepseekV3Config(**keys).to_dict(), **changes}

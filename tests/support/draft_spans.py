@@ -1,4 +1,4 @@
-"""Spans as a step leaves them, without a scheduler and a runner."""
+"""Draft spans as a step produces them, without a scheduler and a runner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass
 class Sampled:
-    """A request as whoever chooses its tokens sees it."""
+    """A request with the fields that the choice of its tokens needs."""
 
     history: Sequence[int] = ()
     params: SamplingParams = GREEDY
@@ -41,7 +41,7 @@ def draft_span(
     params: SamplingParams = GREEDY,
     **rest: Any,
 ) -> DraftSpan:
-    """state: a new one if none is given."""
+    """A span with default values. state: a new one if None."""
     return DraftSpan(
         Sampled(history, params),
         state or DraftState(),
@@ -56,7 +56,7 @@ def draft_span(
 
 
 def next_draft(drafter: Drafter, span: DraftSpan, hidden: Tensor | None = None) -> Draft:
-    """Of a step of this span alone."""
+    """The draft after a step with only this span."""
     return all_drafts(drafter, [span], hidden).drafts[0]
 
 
@@ -65,14 +65,14 @@ def all_drafts(drafter: Drafter, spans: Sequence[DraftSpan], hidden: Tensor | No
 
 
 class Beside:
-    """Another drafter for the same steps, with states of its own."""
+    """Another drafter for the same steps, with its own states."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        self._states: dict[int, tuple[DraftState, DraftState]] = {}  # the engine's, by identity, and its own
+        self._states: dict[int, tuple[DraftState, DraftState]] = {}  # by id: the engine's state and our own
 
     def draft(self, request: DraftRequest, **changes: Any) -> Drafted:
-        """changes: to every span."""
+        """changes: applied to every span."""
         own = [self._states.setdefault(id(s.state), (s.state, DraftState()))[1] for s in request.spans]
         spans = [replace(s, state=o, **changes) for s, o in zip(request.spans, own, strict=True)]
         return self.drafter.draft(request._replace(spans=spans))

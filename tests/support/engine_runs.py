@@ -1,4 +1,4 @@
-"""Short requests for an engine of a test's own."""
+"""Short requests, and functions that run an engine with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def request(rid: str, tokens: int = 12) -> Request:
 
 
 def run(engine: Engine) -> list[int]:
-    """The tokens of all requests, as they come."""
+    """The tokens of all requests, in the order in which they come."""
     tokens: list[int] = []
     while engine.has_work():
         for out in engine.step():
@@ -22,7 +22,7 @@ def run(engine: Engine) -> list[int]:
 
 
 def go_on(engine: Engine) -> None:
-    """Until it raises."""
+    """Runs steps until one raises."""
     while True:
         engine.check()
         if engine.has_work():
@@ -34,6 +34,6 @@ def executor_of(engine: Engine) -> Any:
 
 
 def runner_of(engine: Engine) -> Any:
-    """What runs its steps, where a thread may lie in between."""
+    """The runner of an engine's steps, also if a thread is in between."""
     executor = engine._executor
     return getattr(executor, "_own", executor)

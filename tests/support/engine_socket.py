@@ -1,4 +1,4 @@
-"""Stands for the socket to the engine process: keeps what was sent."""
+"""Stands for the socket to the engine process: keeps the messages that were sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine that drafts counts."""
+"""The statistics of an engine that drafts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from nextn.stats import EngineStats, SpecStats
 
 
 def stats(steps: int, accepted: int, running: int = 1) -> EngineStats:
-    """After `steps` decode steps of one request with two drafts, `accepted` of them accepted in each."""
+    """Statistics after `steps` decode steps of one request with two drafts each, of which `accepted` were
+    accepted."""
     spec = SpecStats()
     for _ in range(steps):
         spec.add(2, accepted, accepted + 1)

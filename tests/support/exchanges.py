@@ -1,4 +1,4 @@
-"""Exchanges of all kinds, checked on every rank of a world."""
+"""Checks all kinds of exchanges on every rank of a world."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.uint8, torch.int64, torch.bool)
 
 
 def check_exchanges(world: Any, seed: int = 0, device: str = "cpu") -> None:
-    """Any dtype and any number of rows, also none on all ranks; bits arrive, NaNs among them."""
+    """Exchanges tensors of any dtype and number of rows, including none on all ranks. All bits have to
+    arrive, NaNs included."""
     rng, each = random.Random(seed), world.size // world.groups
     for dtype in DTYPES:
         for shape in ((), (3,), (2, 5)):
@@ -32,7 +33,7 @@ def check_exchanges(world: Any, seed: int = 0, device: str = "cpu") -> None:
 
 
 def rows_of_groups(world: Any, own: int) -> list[int]:
-    """The number of rows of each group. own: of this rank's group, the same on all its ranks."""
+    """The number of rows of each group. own: the number of this rank's group, the same on all its ranks."""
     sent = torch.tensor([own], device=getattr(world, "carried_on", "cpu"))
     found = world.exchange([sent] * world.size, [1] * world.size)
     return list(world.by_group([int(rows) for rows in found]))

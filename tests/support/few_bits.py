@@ -1,7 +1,7 @@
-"""Random few-bit matrices as files have them, and what they mean: the formats' definitions in plain torch.
+"""Random few-bit matrices as files have them, and their values: the formats' definitions in plain torch.
 
-w = scale * code - min, for each weight. Block layouts: llama.cpp's ggml-common.h and `gguf.quants` (GGUF),
-`nextn.ops.stored` (INT4).
+w = scale * code - min for each weight. The block layouts are from llama.cpp's ggml-common.h and `gguf.quants`
+(GGUF), and from `nextn.ops.stored` (INT4).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nextn.ops.stored import Format, Stored
 
 CODED = (INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q4_1, Q5_0, Q5_1)
 GGUF_BYTES = {Q4_0: 18, Q4_1: 20, Q5_0: 22, Q5_1: 24, Q8_0: 34, Q4_K: 144, Q5_K: 176, Q6_K: 210}
-HALVES = {  # where a block has f16 numbers
+HALVES = {  # offsets of f16 numbers in a block
     Q4_0: (0,), Q4_1: (0, 2), Q5_0: (0,), Q5_1: (0, 2), Q8_0: (0,), Q4_K: (0, 2), Q5_K: (0, 2), Q6_K: (208,),
 }  # fmt: skip
 BITS = {
@@ -28,7 +28,7 @@ BITS = {
 
 
 class Parts(NamedTuple):
-    """[n, k] f64 each."""
+    """scale, code and min: [n, k] f64 each."""
 
     scale: Tensor
     code: Tensor
@@ -40,7 +40,8 @@ class Parts(NamedTuple):
 
 
 def random_stored(kind: int, n: int, k: int, seed: int = 0, group: int = 32) -> Stored:
-    """Every code, every scale of a few bits; f16 scales between 0.01 and 0.04, some of them negative."""
+    """A random matrix with all codes and all scales of few bits. Scales in f16 are between 0.01 and 0.04,
+    some of them negative."""
     gen = torch.Generator().manual_seed(1000 * n + k + seed)
 
     def numbers(*shape: int) -> Tensor:
@@ -68,7 +69,7 @@ def parts(kind: int, stored: Stored) -> Parts:
         zero = torch.full((n, k), 8.0, dtype=torch.double)
         if stored.zero is not None:
             zero = stored.zero.double().repeat_interleave(each, 1)
-        kept = (stored.scale * 256).half().double() / 256  # what panels hold
+        kept = (stored.scale * 256).half().double() / 256  # the scales that panels have
         return Parts(kept.repeat_interleave(each, 1), code - zero, torch.zeros(n, k, dtype=torch.double))
     block = stored.data.view(n, -1, GGUF_BYTES[kind])
     found = {
@@ -86,7 +87,7 @@ def packed(kind: int, n: int, k: int, seed: int = 0, group: int = 32) -> tuple[P
 
 
 def _half(block: Tensor, at: int) -> Tensor:
-    """[n, blocks, 1] f64"""
+    """The f16 numbers at offset `at`, [n, blocks, 1] f64."""
     return block[..., at : at + 2].contiguous().view(torch.half).double()
 
 
@@ -105,7 +106,7 @@ def _q4_1(block: Tensor) -> Parts:
 
 
 def _five_bits(block: Tensor, at: int) -> Tensor:
-    """[n, blocks, 32]: four bytes of fifth bits, then the lower four."""
+    """Codes [n, blocks, 32]: four bytes have the fifth bits, the bytes after them the lower four."""
     high = block[..., at : at + 4, None] >> torch.arange(8, dtype=torch.uint8) & 1
     low = block[..., at + 4 :]
     return (torch.cat((low & 15, low >> 4), -1) | high.flatten(-2) << 4).double()
@@ -134,7 +135,8 @@ def _six_bits(block: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _four_bits(packed: Tensor) -> Tensor:
-    """[n, blocks, 128] -> [n, blocks, 8, 32]: two groups in every 32 bytes, in low and high halves."""
+    """[n, blocks, 128] -> [n, blocks, 8, 32]: every 32 bytes have two groups, in their low and high
+    halves."""
     lines = packed.unflatten(-1, (4, 1, 32))
     return torch.cat((lines & 15, lines >> 4), -2).flatten(-3, -2)
 
@@ -153,7 +155,8 @@ def _q5_k(block: Tensor) -> Parts:
 
 
 def _q6_k(block: Tensor) -> Parts:
-    """Two halves of 128 weights: 4 groups of 32, whose low bits are in 64 bytes and high ones in 32."""
+    """Two halves of 128 weights, each 4 groups of 32, with the low bits in 64 bytes and the high bits in
+    32."""
     low = block[..., :128].unflatten(-1, (2, 1, 64))
     low = torch.cat((low & 15, low >> 4), -2).flatten(-2).unflatten(-1, (4, 32))
     high = (

@@ -1,5 +1,6 @@
-"""What every Triton op that takes e4m3 blocks must do, as `support.triton_checks` has it for plain weights:
-agree with plain torch in f32, give a row the same bits in any batch, and an output beside any others."""
+"""Checks of the Triton ops that take e4m3 blocks, like those of `support.triton_checks` for plain weights. An
+op agrees with plain torch in f32, gives a row the same bits in any batch, and an output the same bits beside
+any others."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from nextn.ops.triton.ops import TritonOps
 
 
 def blocks(on: Device, *shape: int, block: int, seed: int = 0) -> Fp8Matrix:
-    """Random; scales differ from block to block and from output to output by up to a factor of eight."""
+    """A random matrix. Its scales differ between blocks and between outputs by up to a factor of 64."""
     data = on.rand(*shape, seed=seed, dtype=torch.float32).to(torch.float8_e4m3fn)
     scale = 2.0 ** (
         3.0 * on.rand(*shape[:-1], -(-shape[-1] // block), seed=seed + 1, dtype=torch.float32).sin()
@@ -20,7 +21,7 @@ def blocks(on: Device, *shape: int, block: int, seed: int = 0) -> Fp8Matrix:
 
 
 def check_linear(on: Device) -> None:
-    """Whole blocks, a last one with fewer inputs, and fewer inputs than a block has."""
+    """Whole blocks, a last block with fewer inputs, and fewer inputs than one block."""
     ops = TritonOps()
     shapes = [(40, 256, 128), (24, 40, 16), (16, 96, 128)]
     shapes += [(7168, 2048, 128), (576, 7168, 128), (129, 1504, 128)] * on.large
@@ -32,7 +33,7 @@ def check_linear(on: Device) -> None:
         assert full.dtype == on.dtype
         for first, n in parts(rows):
             assert torch.equal(ops.linear(x[first : first + n], w), full[first : first + n])
-        for some in (slice(0, 7), slice(7, n_out)):  # of a rank, or of a matrix upon another
+        for some in (slice(0, 7), slice(7, n_out)):  # as on a rank, or in stacked matrices
             assert torch.equal(ops.linear(x, w[some]), full[:, some])
 
 
@@ -48,7 +49,8 @@ def check_mlp(on: Device) -> None:
 
 
 def check_experts(on: Device) -> None:
-    """With a shared one, in few rows and in many: the bits of both alone."""
+    """With a shared expert, for few and for many rows: the bits are the same as of the routed and the shared
+    experts alone."""
     ops = TritonOps()
     for count, top_k, hidden, inner, rows, block in [(5, 2, 40, 24, 37, 16), (3, 1, 40, 24, 66, 32)] + [
         (64, 6, 2048, 1408, 200, 128)

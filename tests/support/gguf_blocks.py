@@ -1,4 +1,4 @@
-"""Random blocks of GGUF's types whose scales are sound numbers."""
+"""Random blocks of GGUF's types with finite scales."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 from nextn.models.finite import HALVES
 from nextn.ops.stored import Format, Stored
 
-VALUES = {name: 256 if name.endswith("_K") else 32 for name in HALVES}  # of a block
+VALUES = {name: 256 if name.endswith("_K") else 32 for name in HALVES}  # values in a block
 
 
 def random_stored(kind: str, n: int, k: int, seed: int = 0, scale: float = 0.01) -> Stored:
-    """Any bytes but for the f16 scales, which are of either sign and about `scale`."""
+    """Random bytes, except the f16 scales, which have either sign and are about `scale`."""
     gen = torch.Generator().manual_seed(seed)
     size, halves = HALVES[kind]
     blocks = torch.randint(0, 256, (n * k // VALUES[kind], size), generator=gen, dtype=torch.uint8)

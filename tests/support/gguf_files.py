@@ -1,4 +1,4 @@
-"""GGUF files byte by byte, so that a test can write any fault into one."""
+"""GGUF files, made byte by byte, so that a test can write any fault into one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def string(text: str | bytes) -> bytes:
 
 
 def value(kind: int, content: Any) -> bytes:
-    """Of a key: its type and the value. An array is (type of its values, values)."""
+    """A key's type and value. content of an array: (type of its values, values)."""
     return struct.pack("<I", kind) + _bare(kind, content)
 
 
@@ -32,7 +32,7 @@ def _bare(kind: int, content: Any) -> bytes:
 
 
 def guessed(content: Any) -> bytes:
-    """The value as a converter writes it."""
+    """The value with the type that a converter gives it."""
     if isinstance(content, bool):
         return value(BOOL, content)
     if isinstance(content, int):
@@ -48,7 +48,7 @@ def guessed(content: Any) -> bytes:
 
 
 def tensor(name: str, dimensions: Sequence[int], kind: int, offset: int) -> bytes:
-    """dimensions: columns first."""
+    """An entry for a tensor. dimensions: columns first."""
     sizes = struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
     return string(name) + sizes + struct.pack("<IQ", kind, offset)
 
@@ -61,7 +61,8 @@ def gguf_bytes(
     version: int = 3,
     counts: tuple[int, int] | None = None,
 ) -> bytes:
-    """A whole file. keys: by name, values as `value` makes them. counts: what it claims, tensors and keys."""
+    """A whole file. keys: by name, with values as `value` makes them. counts: the numbers of tensors and keys
+    that the header claims."""
     pairs = list(keys.items()) if isinstance(keys, Mapping) else list(keys)
     told = counts or (len(tensors), len(pairs))
     head = b"GGUF" + struct.pack("<IQQ", version, *told)

@@ -1,4 +1,4 @@
-"""Small models as GGUF files, by benchmarks/gguf_checkpoint.py."""
+"""Small models as GGUF files, made by benchmarks/gguf_checkpoint.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nextn.families.config import ModelConfig
 from nextn.models.names import expected_tensors
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-# Rows of whole K blocks, except those of kv_b_proj.
+# Rows are whole K blocks, except those of kv_b_proj.
 WHOLE_BLOCKS = {
     "vocab_size": 300, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
     "intermediate_size": 256, "moe_intermediate_size": 256, "q_lora_rank": 256, "kv_lora_rank": 64,
@@ -26,7 +26,7 @@ WHOLE_BLOCKS = {
 
 
 def gguf_checkpoint() -> Any:
-    """The script, as a module."""
+    """benchmarks/gguf_checkpoint.py as a module."""
     if str(BENCHMARKS) not in sys.path:
         sys.path.insert(0, str(BENCHMARKS))
     import gguf_checkpoint
@@ -37,8 +37,8 @@ def gguf_checkpoint() -> Any:
 def random_folder(
     folder: Path, changes: Mapping[str, Any], seed: int = 0
 ) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
-    """(folder, config, tensors in f32) of a checkpoint with a tokenizer; matrices are bf16 there, norms and
-    biases are not those of a new model."""
+    """(folder, config, tensors in f32) of a checkpoint with a tokenizer. Its matrices are bf16. Norms and
+    biases are random, unlike those of a new model."""
     config, gen = tiny_config(**changes), torch.Generator().manual_seed(seed)
     cfg = ModelConfig.from_dict(config)
     exact = random_tensors(expected_tensors(cfg, cfg.num_nextn_predict_layers), seed)
@@ -50,13 +50,13 @@ def random_folder(
     file = folder / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
     tokenizer["model"]["vocab"]["th"] = len(tokenizer["model"]["vocab"])
-    tokenizer["model"]["merges"] = [["t", "h"]]  # GGUF has no empty list
+    tokenizer["model"]["merges"] = [["t", "h"]]  # GGUF cannot have an empty list
     file.write_text(json.dumps(tokenizer))
     return folder, config, {name: t.to(torch.float32) for name, t in exact.items()}
 
 
 def as_gguf(folder: Path, out: Path, kind: str, split: int = 0, nextn: bool = True) -> Path:
-    """The file, or the first of its parts."""
+    """Writes `folder` as a GGUF file. Returns the file, or the first of its parts."""
     script = gguf_checkpoint()
     done = script.write_gguf(folder, out, script.TYPES[kind], split, nextn)
     return Path(done["files"][0])

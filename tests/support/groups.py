@@ -3,8 +3,8 @@
     with Groups(config(groups=2, each=1, shards=2)) as engines:
         first, second = engines.serve([AtOnce(jobs), AtOnce([])])
 
-The ranks of a group beside its first are processes, as ever. An engine that misses another one's pulse would
-end this process: so nobody listens for it, and a group that fails makes all others raise PeerGone.
+The first rank of a group is its thread; the others are processes as usual. An engine that misses another
+one's pulse would end this process, so nobody listens for pulses. If a group fails, all others raise PeerGone.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from nextn.server.process.messages import (
 from nextn.server_config import ServerConfig
 from nextn.stats import SpecStats
 
-STALLED = 60.0  # seconds without a step anywhere after which nobody is waited for any more
+STALLED = 60.0  # seconds without a step in any group, after which the test fails
 
 
 def config(groups: int, each: int, shards: int, **options: Any) -> ServerConfig:
-    """Of every group. each: its ranks."""
+    """The configuration of every group. each: ranks in a group."""
     ranks = {"tp_size": groups * each, "ep_size": shards}
     if groups > 1:
         ranks |= {"dp_size": groups, "enable_dp_attention": True}
@@ -72,7 +72,7 @@ class Job:
 
 @dataclass
 class Answer:
-    """spec: what its steps verified and accepted, as far as anything was said of it."""
+    """spec: what the request's steps verified and accepted, if any output said so."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -86,18 +86,18 @@ class Answer:
 
 
 class Player(Protocol):
-    """What comes to a group, and when."""
+    """Decides which messages come to a group, and when."""
 
     def next(self, idle: bool) -> list[ToEngine]:
-        """What has come when the engine looks. idle: it has nothing to do."""
+        """The messages that have come when the engine looks. idle: the engine has nothing to do."""
 
     @property
     def over(self) -> bool:
-        """Will nothing come any more?"""
+        """Whether no more messages will come."""
 
 
 class AtOnce:
-    """All jobs in one look."""
+    """All jobs come at the first look."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self.messages: list[ToEngine] = [job.message for job in jobs]
@@ -112,8 +112,8 @@ class AtOnce:
 
 
 class AnyTime:
-    """Jobs in random order at random times, seeded; those of `aborted` are aborted at random times, and may
-    have ended before. pause: looks of an idle group from one job to the next, at most."""
+    """Jobs come in random order at random times, from a seed. Jobs of `aborted` are aborted at random times,
+    perhaps after they have ended. pause: maximum of looks of an idle group between two jobs."""
 
     def __init__(self, jobs: Sequence[Job], aborted: Sequence[Job], seed: int, pause: int = 6) -> None:
         self._random, self._pause = random.Random(seed), pause
@@ -142,7 +142,8 @@ class AnyTime:
 
 @dataclass
 class Found:
-    """What a group said, by request. steps: those in which it had nothing to do counted, too; idle: those."""
+    """The outputs of a group, by request. steps: all steps, including those in which it had nothing to do;
+    idle: number of those."""
 
     answers: dict[str, Answer] = field(default_factory=dict)
     steps: int = 0
@@ -151,7 +152,7 @@ class Found:
 
 
 class Link:
-    """In the place of an engine process's socket: see `nextn.server.process.engine_process.Link`."""
+    """Replaces an engine process's socket: see `nextn.server.process.engine_process.Link`."""
 
     def __init__(self, player: Player, all_over: threading.Event, retracts: bool) -> None:
         self.retracts = retracts
@@ -199,7 +200,8 @@ class Link:
 
 
 def keep_up(engine: Engine) -> bool:
-    """Makes a step if others need one: they may still measure what steps cost, or have begun to serve."""
+    """Runs a step if other groups need one: they may still measure step costs, or serve already. Returns
+    whether it did."""
     if engine.wakes is not None:
         engine.wakes.hear()
     if not engine.must_step():
@@ -209,14 +211,15 @@ def keep_up(engine: Engine) -> bool:
 
 
 def retract_sometimes(engine: Engine, first: int) -> None:
-    """After every fifth step of its own, the last in order has to go. first: steps before."""
+    """After every fifth step, retracts the last running request in order. first: number of steps before."""
     scheduler = engine._scheduler
     if (engine.stats().steps - first) % 5 == 0 and len(scheduler.running) > 1:
         scheduler._retract(scheduler.running[-1])
 
 
 class Group(threading.Thread):
-    """This thread makes the engine and lives as long: ranks end with the thread that started them."""
+    """A thread that makes the engine and lives as long as it does: ranks end with the thread that started
+    them."""
 
     def __init__(self, config: ServerConfig, place: Place | None) -> None:
         super().__init__(name=f"group {0 if place is None else place.group}", daemon=True)
@@ -268,7 +271,7 @@ class Group(threading.Thread):
         link.found.retracted = engine.stats().retracted - before.retracted
 
     def give_up(self) -> None:
-        """Whoever waits for another group raises PeerGone."""
+        """Makes every engine that waits for another group raise PeerGone."""
         if self.place is not None:
             header = self.place.memory.mapped(HEADER)
             library().nx_break(address(header))
@@ -285,7 +288,7 @@ class Group(threading.Thread):
 
 
 class Groups:
-    """Engines that serve one list of players after another."""
+    """Engines that serve several lists of players, one after another."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._undo = ExitStack()
@@ -295,12 +298,12 @@ class Groups:
             each = self._undo.enter_context(places(config.attention_dp))
         self.each = [Group(config, place) for place in each]
         self._wait(None)
-        if len(self.each) > 1 and config.nnodes == 1:  # else ranks would miss it
+        if len(self.each) > 1 and config.nnodes == 1:  # with several nodes, ranks would miss the pulse
             self._stop_pulses()
 
     def serve(self, players: Sequence[Player], retracts: bool = False) -> list[Found]:
-        """Returns when every request has ended and all groups sleep. AssertionError where nobody makes a step
-        for a minute. retracts: now and then."""
+        """Returns when every request has ended and all groups sleep. Raises AssertionError if no group makes
+        a step for a minute. retracts: requests are retracted now and then."""
         all_over = threading.Event()
         links = [Link(player, all_over, retracts) for player in players]
         for group, link in zip(self.each, links, strict=True):
@@ -320,7 +323,7 @@ class Groups:
             assert group.engine.flush_cache()
 
     def _wait(self, all_over: threading.Event | None) -> None:
-        """Until all groups are ready; all_over: set when all requests have ended."""
+        """Waits until all groups are ready. all_over: set when all requests have ended."""
         seen, since = -1, time.monotonic()
         while not all(group.ready.wait(0.01) for group in self.each):
             if all_over is not None and all(group.links[-1].over for group in self.each):
@@ -350,7 +353,7 @@ class Groups:
 
     def _end(self) -> None:
         if self.config.nnodes > 1:
-            self._stop_pulses()  # groups end one after another
+            self._stop_pulses()  # because groups end one after another
         for group in self.each:
             group.give_up()
             group.links.clear()

@@ -1,7 +1,7 @@
-"""Ranks that meet as on GPUs, by torch.distributed, with their arrays in the host's memory.
+"""Ranks that communicate as on GPUs, by torch.distributed, but have their arrays in the host's memory.
 
-play() makes this process one of them, and the ranks that it starts. `python -m support.host_gpus` is such a
-rank, and `python -m support.host_gpus serve ...` a machine with such ranks.
+play() turns this process, and the ranks that it starts, into such ranks. `python -m support.host_gpus` is one
+rank, and `python -m support.host_gpus serve ...` is a machine with such ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from nextn.distributed.gpus import Gpu
 from nextn.engine import gang, gpu_ranks
 
-KIND = "NEXTN_TEST_GPU"  # in the environment: that of this machine's GPUs
+KIND = "NEXTN_TEST_GPU"  # environment variable: the kind of this machine's GPUs
 Set = Callable[[object, str, object], None]
 
 
@@ -23,7 +23,7 @@ class HostGpu(Gpu):
 
 
 def host_gpu(place: int) -> HostGpu:
-    """All ranks have the same, so that they meet by Gloo."""
+    """All ranks have the same GPU, so they communicate by Gloo."""
     return HostGpu(place, os.environ.get(KIND, "H100"), "the host")
 
 
@@ -33,7 +33,7 @@ def play(setattr: Set = setattr) -> None:
     setattr(gpu_ranks, "gpu_at", host_gpu)
 
 
-if __name__ in ("__main__", "__mp_main__"):  # so the processes that a server spawns play them, too
+if __name__ in ("__main__", "__mp_main__"):  # processes that a server spawns do this too
     play()
 if __name__ == "__main__":
     sys.modules["support.host_gpus"] = sys.modules[__name__]

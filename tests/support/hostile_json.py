@@ -1,4 +1,4 @@
-"""JSON of any kind, for bodies that nobody would send on purpose."""
+"""JSON of any kind, for request bodies that no client would send on purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fake model with logits that no model should have, here and there, as a function of the context."""
+"""The fake model, with some logits that no model should have. Which ones is a function of the context."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 from nextn.engine.engine import Engine
 from nextn.models.fake import FakeModel
 
-FINITE: dict[str, Callable[[Tensor], None]] = {  # something may be chosen
+FINITE: dict[str, Callable[[Tensor], None]] = {  # a token can be chosen
     "equal": lambda row: row.zero_(),  # type: ignore[dict-item]
     "huge": lambda row: row.mul_(1e9),  # type: ignore[dict-item]
     "low": lambda row: row.fill_(-1e9),  # type: ignore[dict-item]
 }
-NOT_FINITE: dict[str, Callable[[Tensor], None]] = {  # nothing may
+NOT_FINITE: dict[str, Callable[[Tensor], None]] = {  # no token can be chosen
     "nan": lambda row: row.fill_(torch.nan),  # type: ignore[dict-item]
     "one nan": lambda row: row[7:8].fill_(torch.nan),  # type: ignore[dict-item]
     "infinity": lambda row: row[9:10].fill_(torch.inf),  # type: ignore[dict-item]
     "nothing": lambda row: row.fill_(-torch.inf),  # type: ignore[dict-item]
 }
-# Where there is a choice for some requests and not for others.
+# All kinds. With "extreme" and "two" a token can be chosen for some requests only.
 KINDS = {
     **FINITE,
     **NOT_FINITE,
@@ -32,7 +32,7 @@ KINDS = {
 
 
 class HostileModel(FakeModel):
-    """target, draft: kinds of logits that a share of 1 / `spread` of the rows have, in turn."""
+    """target, draft: kinds of logits. One in `spread` rows has logits of these kinds, in turn."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class HostileModel(FakeModel):
 
 
 def use(engine: Engine, model: FakeModel) -> Engine:
-    """The engine, made for a fake model, with this one instead."""
+    """Replaces the fake model of an engine by this one. Returns the engine."""
     executor: Any = engine._executor
     executor.model = model
     for drafter in (executor.drafter, getattr(executor.drafter, "nextn", None)):

@@ -1,12 +1,15 @@
-"""Triton's interpreter, with products whose bits do not depend on the shape of a tile. It multiplies matrices
-by numpy, and so by a BLAS, which may add up in another order where there are more rows."""
+"""Triton's interpreter, with products whose bits do not depend on the shape of a tile.
+
+The interpreter multiplies matrices with numpy, which uses a BLAS. A BLAS may add in another order if there
+are more rows.
+"""
 
 import numpy as np
 from triton.runtime import interpreter
 
 
 def sums_in_any_order() -> None:
-    """From now on sums of products are f64, rounded once."""
+    """From now on sums of products are computed in f64 and rounded once."""
     before = interpreter.InterpreterBuilder.create_dot
 
     def create_dot(self, a, b, d, *rest):

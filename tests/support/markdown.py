@@ -1,4 +1,4 @@
-"""Markdown pages as the tests of the docs read them: paragraphs, sentences, links, code."""
+"""Reads Markdown pages for the tests of the docs: paragraphs, sentences, links, code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|cf)\.")
 
 
 def code_blocks(text: str) -> list[tuple[str, str]]:
-    """(language, content) of each fenced block; the language may be empty."""
+    """(language, content) of each fenced block. The language can be empty."""
     return [(block[2], block[3]) for block in FENCE.finditer(text)]
 
 
@@ -41,7 +41,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of the paragraphs. A link counts as its text, a piece of code as one word."""
+    """The sentences of the paragraphs. A link counts as its text, code in backticks as one word."""
     for paragraph in paragraphs(text):
         plain = CODE.sub("CODE", LINK.sub(r"\2", paragraph))
         yield from SENTENCE_END.split(ABBREVIATION.sub(r"\1", plain))
@@ -52,12 +52,12 @@ def words(sentence: str) -> list[str]:
 
 
 def links(text: str) -> list[str]:
-    """Targets of links and pictures, tables included."""
+    """The targets of links and pictures, also in tables."""
     return [link[3] for link in LINK.finditer(without_code_blocks(text))]
 
 
 def anchors(text: str) -> set[str]:
-    """What `#...` may name on the page, as GitHub makes it of headings."""
+    """The names that `#...` can refer to on the page, made from headings as GitHub does."""
     found = set()
     for heading in re.findall(r"^#+ +(.*)$", without_code_blocks(text), re.M):
         plain = LINK.sub(r"\2", heading).replace("`", "").lower()
@@ -66,5 +66,5 @@ def anchors(text: str) -> set[str]:
 
 
 def code_words(text: str) -> list[str]:
-    """What stands in backticks, tables included."""
+    """The texts in backticks, also in tables."""
     return CODE.findall(without_code_blocks(text))

@@ -1,4 +1,4 @@
-"""Ranks with sockets between them, in one process."""
+"""Ranks in one process, with sockets between them."""
 
 from __future__ import annotations
 

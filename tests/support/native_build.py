@@ -1,4 +1,4 @@
-"""csrc/build.py, which is a script and no part of the package."""
+"""Loads csrc/build.py, a script outside the package, as a module."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def the_build() -> ModuleType:
 
 
 def knows(cxx: Sequence[str], flags: Sequence[str]) -> bool:
-    """Does this compiler accept these flags?"""
+    """Whether the compiler accepts these flags."""
     command = [*cxx, *flags, "-x", "c++", "-fsyntax-only", "/dev/null"]
     return subprocess.run(command, capture_output=True).returncode == 0

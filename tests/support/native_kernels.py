@@ -39,7 +39,7 @@ def built_levels() -> tuple[str, ...]:
 
 @contextmanager
 def at_level(name: str) -> Iterator[None]:
-    """Inside, `library()` is the library of this level. Skips the test where it cannot run."""
+    """Inside, `library()` returns the library of this level. Skips the test if the level cannot run here."""
     if name not in built_levels():
         pytest.skip(f"no kernels for {name} here: the machine or the compiler does not know it")
     with pytest.MonkeyPatch.context() as patch:
@@ -64,7 +64,7 @@ class Pool:
 
 
 def widened(x: Tensor, to: int, dtype: torch.dtype) -> Tensor:
-    """x [rows, n] with zeros behind every row, up to a multiple of `to`."""
+    """x [rows, n] with each row padded with zeros to a multiple of `to`."""
     return torch.nn.functional.pad(x, (0, padded(x.shape[1], to) - x.shape[1])).to(dtype).contiguous()
 
 
@@ -109,14 +109,14 @@ def attention(
     q: Tensor,
     rank: int,
 ) -> Tensor:
-    """MLA's: cache [slots, width] bf16, q [T, H, width] bf16, scaled -> [T, H, rank] f32, rank a multiple
-    of 32."""
+    """MLA: cache [slots, width] bf16, q [T, H, width] bf16, scaled -> [T, H, rank] f32. rank: a multiple of
+    32."""
     heads = latent_heads(q.shape[1], rank, cache.shape[1])
     return heads_attention(pool, cache, page, spans, q[None].contiguous(), heads)[:, 0]
 
 
 class FeedForwardBlock:
-    """Random weights of a feed-forward block, plain (bf16 values in f64) and packed in bf16 or e4m3 kind.
+    """Random weights of a feed-forward block: as bf16 values in f64, and packed in bf16.
 
     router [E, C], bias [E], ups [E, 2, I, C], downs [E, C, I]; shared_up [2, S, C], shared_down [C, S].
     """
@@ -197,9 +197,9 @@ class FeedForwardBlock:
     def steps(
         self, pool: Pool, h: Tensor, parts: int, shared: Tensor | None, read: Tensor | None = None
     ) -> Tensor:
-        """The routed experts of h [rows, C] step by step, every one of `parts` computing those of its choices
-        whose number is its own, modulo parts; plus shared [rows, C]. read: what experts read in place of
-        h."""
+        """The routed experts of h [rows, C], step by step, plus shared [rows, C]. Each of `parts` parts
+        computes the experts whose number modulo `parts` is the part's own. read: rows that the experts read
+        instead of h."""
         rows, top_k = len(h), self.top_k
         wide, half = widened(h, 32, torch.float32), widened(h if read is None else read, 32, torch.bfloat16)
         ids = torch.full((rows, top_k), -1, dtype=torch.int32)
@@ -224,7 +224,8 @@ class FeedForwardBlock:
 
 
 def e4m3(weight: Tensor, block: tuple[int, int]) -> tuple[PackedWeight, Tensor]:
-    """(packed in e4m3, the same in f64) of weight [N, K] with a scale per block of [rows, columns]."""
+    """(weight [N, K] packed in e4m3, the same values in f64), with a scale for each block of [rows,
+    columns]."""
     n, k = weight.shape
     rows, columns = block
     scales = torch.rand(-(-n // rows), -(-k // columns), generator=torch.Generator().manual_seed(n)) + 0.5

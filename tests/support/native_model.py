@@ -1,4 +1,4 @@
-"""NativeModel and the plain-torch model it is held against, over pools of the test's making."""
+"""NativeModel and its reference, the plain torch model, with pools that the test makes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 def native_model(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor], threads: int = 1, **options: Any
 ) -> NativeModel:
-    """With its NextN modules."""
+    """A NativeModel with its NextN modules."""
     cfg = ModelConfig.from_dict(config)
     model = NativeModel(cfg, cfg.num_nextn_predict_layers, threads, **options)
     for name in expected_tensors(cfg, cfg.num_nextn_predict_layers):
@@ -33,7 +33,8 @@ def native_model(
 
 
 def reference_model(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TorchModel:
-    """f32, with what the native model holds in bf16 rounded to bf16: matrices, not the router's or norms."""
+    """The model in f32. The matrices that the native model has in bf16 are rounded to bf16; the router and
+    norms are not."""
     cfg = ModelConfig.from_dict(config)
     model = TorchModel(cfg, Reference(), torch.float32, CPU, cfg.num_nextn_predict_layers)
     for name in model.targets():
@@ -45,7 +46,8 @@ def reference_model(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
 
 @torch.inference_mode()
 def step(model: Any, spans: Sequence[Span], pool: KVPool) -> tuple[Tensor, Tensor, Tensor]:
-    """(hidden, logits, the NextN module's output) of all rows. The token after each is made up from it."""
+    """(hidden, logits, the NextN module's output) of all rows. The token after each row is computed from its
+    token."""
     batch = model.batch(spans, pool.page_size)
     rows = sum(len(s.tokens) for s in spans)
     hidden = model.forward(batch, pool).clone()
@@ -56,8 +58,8 @@ def step(model: Any, spans: Sequence[Span], pool: KVPool) -> tuple[Tensor, Tenso
 
 
 def pool_for(model: Any, pages: int, page_size: int, seed: int) -> KVPool:
-    """Full of what must not count: of the native model NaN, of the other (which multiplies by zero what a row
-    does not see) large numbers."""
+    """A pool full of values that must not affect results. For the native model they are NaN. For the other
+    model they are large numbers, because it multiplies slots that a row does not see by zero."""
     layers = model.config.num_hidden_layers + model.nextn_layers
     pool = KVPool(layers, pages, page_size, model.cache_layout, model.dtype, CPU)
     if isinstance(model, NativeModel):
@@ -74,8 +76,8 @@ def feed(
     page_size: int = 4,
     seed: int = 0,
 ) -> list[tuple[Tensor, ...]]:
-    """Per prompt what `step` gives for its rows. cuts: of each prompt, the tokens it goes forward by in each
-    step; prompts stand side by side in a step in an order that changes."""
+    """For each prompt, the outputs of `step` for its rows. cuts: for each prompt, the number of its tokens in
+    each step. A step has several prompts, in a random order."""
     rng = random.Random(seed)
     need = [-(-len(p) // page_size) for p in prompts]
     pages = rng.sample(range(1, 2 * sum(need) + 1), sum(need))
@@ -109,7 +111,7 @@ def whole(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def in_chunks(prompts: Sequence[Sequence[int]], longest: int, seed: int) -> list[list[int]]:
-    """Random cuts of up to `longest` tokens."""
+    """Cuts at random, in chunks of up to `longest` tokens."""
     rng = random.Random(seed)
     cuts = []
     for p in prompts:

@@ -1,5 +1,5 @@
-"""Two machines for tests: this one, and a network namespace beside it with a cable between them. Where no
-namespaces may be made, two addresses of the loopback."""
+"""Two machines for tests: this one, and a network namespace that is connected by a virtual cable. If
+namespaces cannot be made, two addresses of the loopback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from nextn.engine.node import run_node
 
 @contextlib.contextmanager
 def ranks_of_other_nodes(config: EngineConfig) -> Iterator[None]:
-    """Those of all nodes but the first, as on other machines, until they are let go."""
+    """Runs the ranks of all nodes but the first, as on other machines. At the end waits until they have
+    ended."""
     others = []
     for node in range(1, config.nnodes):
         there = replace(config, node_rank=node, dist_timeout=60.0)
@@ -31,7 +32,8 @@ def ranks_of_other_nodes(config: EngineConfig) -> Iterator[None]:
 
 
 class Machines(NamedTuple):
-    """address: of the first one, for --dist-init-addr. other: words that run a command on the second."""
+    """address: the first machine's, for --dist-init-addr. other: words before a command that run it on the
+    second machine."""
 
     address: str
     other: list[str]

@@ -1,6 +1,7 @@
 """Writes matrices as compressed-tensors, GPTQ and AWQ store them, number by number from their layouts.
 
-A `Codes` is what they pack: weight = scale * (code - zero), a group of inputs having one scale and one zero.
+A `Codes` is a matrix before packing: weight = scale * (code - zero). A group of inputs has one scale and one
+zero.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ class Codes:
 
     @property
     def weight(self) -> Tensor:
-        """f32."""
+        """[n, k] f32."""
         return (self.codes - self.zero[:, self.index]).float() * self.scale.float()[:, self.index]
 
 
 def coded(
     weight: Tensor, group: int, zeros: bool = True, bits: int = 4, order: Tensor | None = None
 ) -> Codes:
-    """weight [n, k], plainly rounded. group 0: one for all inputs. order: the inputs, group after group."""
+    """weight [n, k], rounded to the nearest codes. group: inputs in a group; 0: all. order: the inputs, group
+    after group."""
     n, k = weight.shape
     group = group or k
     index = torch.empty(k, dtype=torch.int64)
@@ -87,7 +89,8 @@ def awq(name: str, c: Codes) -> dict[str, Tensor]:
 
 
 def _packed(numbers: Tensor, bits: int) -> Tensor:
-    """[rows, n] -> int32 words, rounded up; a word's first number is in its low bits."""
+    """[rows, n] -> int32 words. The first number of a word is in its low bits; the last word of a row can be
+    partly empty."""
     each = 32 // bits
     rows, n = numbers.shape
     words = np.zeros((rows, -(-n // each)), dtype=np.uint32)
@@ -101,7 +104,7 @@ def _under(name: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def ct_config(group: int, zeros: bool = True, bits: int = 4, **changes: Any) -> dict[str, Any]:
-    """quantization_config as llm-compressor writes it."""
+    """A quantization_config as llm-compressor writes it."""
     weights = {
         "num_bits": bits, "type": "int", "symmetric": not zeros, "strategy": "group" if group else "channel",
         "group_size": group or None, "dynamic": False, "actorder": None, "observer": "minmax",
@@ -121,7 +124,7 @@ def ct_config(group: int, zeros: bool = True, bits: int = 4, **changes: Any) -> 
 
 
 def gptq_config(group: int, **changes: Any) -> dict[str, Any]:
-    """As AutoGPTQ and GPTQModel write it."""
+    """A quantization_config as AutoGPTQ and GPTQModel write it."""
     return {
         "quant_method": "gptq", "checkpoint_format": "gptq", "bits": 4, "group_size": group or -1,
         "sym": False, "desc_act": False, "lm_head": False, "true_sequential": True, **changes,
@@ -129,7 +132,7 @@ def gptq_config(group: int, **changes: Any) -> dict[str, Any]:
 
 
 def awq_config(group: int, **changes: Any) -> dict[str, Any]:
-    """As AutoAWQ writes it."""
+    """A quantization_config as AutoAWQ writes it."""
     return {
         "quant_method": "awq", "bits": 4, "group_size": group or -1, "zero_point": True, "version": "gemm",
         "modules_to_not_convert": ["self_attn.kv_b_proj"], **changes,

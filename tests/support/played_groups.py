@@ -1,5 +1,7 @@
-"""Two groups of --enable-dp-attention whose model is torch's: group 0's engine in this process, group 1's in
-another. Threads, as in support.groups, will not do: torch.distributed has one group of ranks to a process.
+"""Two groups of --enable-dp-attention with the torch model: group 0's engine in this process, group 1's in
+another.
+
+Threads, as in support.groups, are not possible: torch.distributed has one group of ranks per process.
 
 with two_groups(config) as (first, second):
     second.start(jobs)
@@ -25,16 +27,17 @@ from nextn.server_config import ServerConfig
 from nextn.speculative.depth.cost import StepCost
 
 Found = list[tuple[str, tuple[int, ...]]]
-COST = StepCost(2e-3, 1e-4, 5e-4, (8, 2), a_pass=3e-4, pass_row=2e-5, request=5e-5)  # drafts seem to pay
+COST = StepCost(2e-3, 1e-4, 5e-4, (8, 2), a_pass=3e-4, pass_row=2e-5, request=5e-5)  # drafts pay
 
 
 def not_measured(*_: object, **__: object) -> tuple[StepCost, bool]:
-    """What steps cost, in the place of a hundred of them."""
+    """Replaces the measurement of step costs, which takes a hundred steps."""
     return COST, False
 
 
 def tokens(engine: Engine, jobs: Sequence[Request]) -> Found:
-    """As they come, by request: how many in a step tells how many drafts were accepted."""
+    """(request, tokens) of each output, sorted by request. The number of tokens in a step shows how many
+    drafts were accepted."""
     for job in jobs:
         engine.add(dataclasses.replace(job))
     found: Found = []
@@ -44,7 +47,7 @@ def tokens(engine: Engine, jobs: Sequence[Request]) -> Found:
 
 
 def keep_step(engine: Engine) -> Found:
-    """A step, if there is something to do, or others make one."""
+    """Runs a step if this engine has work or the other one makes a step. Returns its outputs."""
     if engine.wakes is not None and not engine.must_step():
         select.select([engine.wakes], [], [], 0.01)
         engine.wakes.hear()
@@ -80,10 +83,10 @@ def two_groups(config: ServerConfig) -> Iterator[tuple[Engine, Second]]:
             undo.callback(process.join)
             undo.callback(process.kill)
             engine = make_engine(config, here)
-            thread: Any = engine._executor  # that runs steps ahead
+            thread: Any = engine._executor  # the thread that runs steps ahead
             undo.callback(thread._own._own.close)
             undo.callback(thread.close)
-            thread._own.others.pulse.stop()  # it would end this process
+            thread._own.others.pulse.stop()  # a missing pulse would end this process
             yield engine, Second(link, process.pid)
 
 

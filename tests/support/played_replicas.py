@@ -1,4 +1,5 @@
-"""Replicas without processes: the engines' ends of the sockets keep what they receive, and answer by `on`."""
+"""Replicas without processes. Stand-ins for the engines' ends of the sockets keep what they receive and
+answer with `on`."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from nextn.stats import EngineStats
 
 
 class Played:
-    """One engine. It is up from the beginning; `restart` makes it another."""
+    """One engine. It is ready from the beginning; `restart` replaces it by a new one."""
 
     def __init__(self, client: EngineClient, context: int = 1024, transfer_port: int = 0) -> None:
         self.client, self.context, self.transfer_port = client, context, transfer_port
@@ -35,7 +36,7 @@ class Played:
 
     @property
     def requests(self) -> list[NewRequest]:
-        """Those that it got."""
+        """The requests that it has received."""
         adds = [message for message in self.received if isinstance(message, Add)]
         return [request for add in adds for request in requests_of(add)]
 

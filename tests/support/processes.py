@@ -1,4 +1,4 @@
-"""Processes of this machine, as /proc shows them. A zombie does not count."""
+"""Processes of this machine, from /proc. A zombie does not count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def runs(pid: int) -> bool:
 
 
 def children(pid: int) -> set[int]:
-    """Of all its threads."""
+    """The children of all threads of a process."""
     found: list[str] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -23,12 +23,12 @@ def children(pid: int) -> set[int]:
 
 
 def family(pid: int) -> set[int]:
-    """A process and all that descend from it."""
+    """A process and all its descendants."""
     return {pid}.union(*map(family, children(pid)))
 
 
 def session(leader: int) -> list[int]:
-    """The processes of a session."""
+    """The process ids of a session."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -41,7 +41,7 @@ def session(leader: int) -> list[int]:
 
 
 def command(pid: int) -> bytes:
-    """Its words, each with a NUL behind it; none where it does not run."""
+    """The words of its command line, each followed by a NUL. Empty if the process does not run."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

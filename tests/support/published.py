@@ -1,4 +1,4 @@
-"""Published config.json files, abridged to the keys that say what a model is, and its parameters."""
+"""Published config.json files, reduced to the keys that describe a model, and the numbers of parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _QWEN3: dict[str, Any] = {
     "rope_theta": 1000000, "sliding_window": None, "use_sliding_window": False, "vocab_size": 151936,
 }  # fmt: skip
 
-# name -> (config.json, parameters of the target, of its NextN module), the latter two in 1e9
+# name -> (config.json, parameters of the target, parameters of its NextN module), both in 1e9
 PUBLISHED: dict[str, tuple[dict[str, Any], float, float]] = {
     "GLM-4.5-Air": (
         {

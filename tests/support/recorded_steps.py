@@ -1,10 +1,11 @@
-"""CUDA graphs, played on the CPU.
+"""CUDA graphs, simulated on the CPU, and ops like a device's.
 
-A recording has the kernels of a step, and where they read and write; a replay runs the same kernels over the
-same memory. What the host does in between is left out. So a number that it read, or a tensor that it made, is
-that of the recording ever after.
+A recording contains the kernels of a step and the memory that they read and write. A replay runs the same
+kernels on the same memory. It leaves out the host's work in between. So a number that the host has read, or a
+tensor that it has made, keeps the value it had in the recording.
 
-And ops in tensor code of fixed shapes, as a device's kernels are: those in plain torch read on the host.
+FixedOps are ops in tensor code with fixed shapes, like a device's kernels. The ops in plain torch read
+numbers on the host.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from nextn.ops.reference import _swiglu
 from nextn.speculative.device.shape import StepShape
 from nextn.speculative.device.step import DeviceStep
 
-MOST = 64  # positions that a row sees
+MOST = 64  # maximum of positions that a row sees
 READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::is_nonzero")
 
 
 class FixedOps(ExactReference):
-    """Every sum runs over as many elements in all batches."""
+    """Ops in which every sum has the same number of elements in all batches."""
 
     def mla_attention(self, q: Tensor, cache: Tensor, spans: Spans, rank: int) -> Tensor:
         at = torch.arange(MOST, device=q.device)
@@ -55,7 +56,7 @@ class FixedOps(ExactReference):
 
 
 class Recording(TorchDispatchMode):
-    """Kernels, and the tensors that they read and write."""
+    """Records kernels, and the tensors that they read and write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +83,7 @@ class Recording(TorchDispatchMode):
 
 
 class RecordedSteps:
-    """As `nextn.speculative.device.graphs.StepGraphs`."""
+    """Like `nextn.speculative.device.graphs.StepGraphs`, with recordings."""
 
     def __init__(self, step: DeviceStep) -> None:
         self.step = step
@@ -97,7 +98,7 @@ class RecordedSteps:
             before = [t.clone() for t in (self.step.relay.rows, self.step.relay.pages)]
             with recording:
                 self.step.run(shape)
-            assert self.step.relay.rows.equal(before[0])  # nobody's requests change nothing
+            assert self.step.relay.rows.equal(before[0])  # rows without a request change nothing
             assert self.step.relay.pages.equal(before[1])
         return shape
 

@@ -1,5 +1,8 @@
-"""A load on a machine whose costs are known: steps take what a `StepCost` says, and chains hold by their
-confidence. For the draft-length controller; nothing here looks at a clock."""
+"""Simulates a load on a machine with known costs, for the draft-length controller.
+
+The time of a step comes from a `StepCost`, and guesses are accepted with a probability that depends on their
+confidence. No clock is read.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,9 @@ from nextn.speculative.work import StepWork
 
 @dataclass
 class Machine:
-    """cost: the true one. noise: standard deviation of a step's time. python: seconds of every step more.
-    ends: does a chain's end save its further passes? Not on a device that is not waited for."""
+    """cost: the true cost. noise: standard deviation of a step's time, relative. python: additional seconds
+    in every step. ends: whether the end of a chain saves its further passes. It does not on a device for
+    which the host does not wait."""
 
     cost: StepCost
     noise: float = 0.03
@@ -27,7 +31,8 @@ class Machine:
 
 
 class Load:
-    """n requests, each with the draft that the step before made. rates: how often guesses hold, by bin."""
+    """n requests, each with the draft that the last step made. rates: probability of acceptance of a guess,
+    by bin."""
 
     def __init__(self, machine: Machine, seed: int = 0, rates: Sequence[float] = BIN_RATES) -> None:
         self.machine, self.rng, self.rates = machine, random.Random(seed), rates
@@ -35,12 +40,12 @@ class Load:
         self.deferred: list[int] = []
 
     def resize(self, n: int) -> None:
-        """Requests leave, or new ones come that owe nothing."""
+        """Requests leave, or new ones come that have no positions to catch up."""
         self.drafts = (self.drafts + [(NO_DRAFT, 0)] * n)[:n]
         self.deferred = (self.deferred + [0] * n)[:n]
 
     def draw(self, cutoff: Cutoff | None, num_steps: int) -> list[int]:
-        """Drafts for every request; the rows of each pass beyond the first."""
+        """Makes drafts for every request. Returns the number of rows of each pass after the first."""
         n = len(self.drafts)
         bins: list[list[int]] = [[] for _ in range(n)]
         kept, holds, passes = [0] * n, [1.0] * n, []
@@ -80,7 +85,8 @@ class Load:
     def step(
         self, drafting: bool, cutoff: Cutoff | None, num_steps: int, keeping: bool = False
     ) -> tuple[StepWork, float, int, list[tuple[Draft, int]]]:
-        """What ran, its seconds, tokens, and the drafts that were verified."""
+        """(work of the step, seconds, tokens, the drafts that were verified and how many of each were
+        accepted)."""
         n = len(self.drafts)
         verified = self.drafts
         tokens = n + sum(held for _, held in verified)
@@ -101,7 +107,7 @@ class Load:
 
 @dataclass
 class Ran:
-    """What a controller did in a while. drafting: steps that drafted."""
+    """What a controller did in some time. drafting: number of steps that drafted."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -120,7 +126,8 @@ def watch(
     seconds: float,
     timed: Callable[[int], bool] | None = None,
 ) -> Ran:
-    """n requests for so long. timed: of a step's number, does the controller get its time?"""
+    """Runs n requests for `seconds`. timed: for the number of a step, whether the controller gets its
+    time."""
     load.resize(n)
     ran = Ran()
     while ran.seconds < seconds:
@@ -141,12 +148,12 @@ def watch(
 
 
 def run(load: Load, controller: DepthController, n: int, seconds: float) -> float:
-    """Tokens per second with the controller, for so long."""
+    """Tokens per second with the controller, over `seconds`."""
     return watch(load, controller, n, seconds).speed
 
 
 def fixed(machine: Machine, n: int, num_steps: int, steps: int = 400) -> float:
-    """Tokens per second with so many drafts in every step."""
+    """Tokens per second with `num_steps` drafts in every step."""
     load = Load(machine)
     load.resize(n)
     at, tokens = 0.0, 0
@@ -158,6 +165,6 @@ def fixed(machine: Machine, n: int, num_steps: int, steps: int = 400) -> float:
 
 
 def best(machine: Machine, n: int, steps: int = 400) -> tuple[float, float]:
-    """Tokens per second without drafts, and with the best of 0 to 4."""
+    """Tokens per second without drafts, and with the best depth from 0 to 4."""
     speeds = [fixed(machine, n, num_steps, steps) for num_steps in range(5)]
     return speeds[0], max(speeds)

@@ -1,15 +1,15 @@
 """An engine without a model, for tests of the server: it answers with the tokens of a fixed text.
 
-Its dials are read from the environment, as the engine lives in a process of its own:
+Its settings are environment variables, because the engine has its own process:
 
-    SCRIPT_TEXT      what every request is answered with, over and over (default: a few lines)
+    SCRIPT_TEXT      the text of every answer, repeated (default: a few lines)
     SCRIPT_STEP      seconds a step takes (default 0)
     SCRIPT_RUN       tokens committed per step (default 3); all but the last count as drafted
-    SCRIPT_AUTO      the gain that automatic depth predicts; below 1 it says that it does not draft
+    SCRIPT_AUTO      the gain that automatic depth predicts; below 1 it reports that it does not draft
                      (default: the depth is fixed)
     SCRIPT_TOKENIZER folder of the tokenizer
     SCRIPT_LOAD      seconds the engine takes to be built (default 0)
-    SCRIPT_FAIL      "load": the engine cannot be built; "load-if <path>": the same while that file is there;
+    SCRIPT_FAIL      "load": the engine cannot be built; "load-if <path>": the same while the file exists;
                      "step": a step raises for a prompt of 13 tokens
 
 As a program it is `nextn serve` with this engine: python scripted_engine.py --port 0 …
@@ -33,7 +33,7 @@ TEXT = "def add(a, b):\n    return a + b\n\n\nclass Ключ:\n    pass  # €ur
 
 class ScriptedEngine:
     """Each step gives every running request the next SCRIPT_RUN tokens of the text, or fewer if it asks for
-    fewer drafts. The seed is where in the text a request begins, temperature 0 begins at its start."""
+    fewer drafts. A request begins at position seed + stream of the text. At temperature 0 it begins at 0."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.fail = os.environ.get("SCRIPT_FAIL", "")
@@ -116,7 +116,7 @@ class ScriptedEngine:
         done = len(request.tokens) >= request.limit
         out = Output(request.rid, tokens, [*range(1, took), 0][:took], "length" if done else None)
         if params.draft_steps:
-            # One draft more than are accepted, which nothing else counts.
+            # One more draft than are accepted. It is counted nowhere else.
             made = [*tokens[: took - 1], self.text[0]] if drafts else []
             seconds = time.perf_counter() - request.arrived
             out.step = StepDraft(made, None, [*range(took - 1)] if drafts else [], seconds)

@@ -1,6 +1,6 @@
 """A scripted executor for tests of the scheduler: the next token is a hash of all tokens before it.
 
-It keeps what "is" in every KV slot, so that a wrong page, an overlap or a stale slot is caught as a wrong
+It records the content of every KV slot, so that a wrong page, an overlap or a stale slot is found as a wrong
 read.
 """
 
@@ -47,16 +47,16 @@ def score(position):
 
 
 class Executor:
-    """Answers plans, which come to it through pickle; slots[s] is the token whose KV lies there, entries[s]
-    the token and the one after it of the draft layer's entry. What spans leave for later is kept by
-    request until they extend."""
+    """Answers plans, which it gets through pickle. slots[s] is the token whose KV is in slot s. entries[s] is
+    the draft layer's entry there: the token and the one after it. kept: by request, entries for later, until
+    the request extends."""
 
     def __init__(self, page_size, skill, seed=0, shape=CHAINS):
         self.page_size, self.skill, self.shape = page_size, skill, shape
         self.slots, self.entries, self.kept, self.states = {}, {}, {}, {}
         self.random = random.Random(seed)
         self.largest = 0
-        self.computed, self.scored = {}, []  # tokens by request; positions of scores
+        self.computed, self.scored = {}, []  # number of tokens by request; positions of scores
 
     def add(self, state):
         assert state.rid not in self.states
@@ -116,7 +116,7 @@ class Executor:
             choices = [script([*r.history, *tokens]) for tokens in above]
             path = accepted_path(r.draft, choices)
             new = [choices[0], *(choices[n + 1] for n in path)]
-            # Accepted entries go where their positions are; then the drafter writes behind them.
+            # Accepted entries move to their positions. Then the drafter writes after them.
             moved = [self.slots[table[r.start + 1 + n]] for n in path]
             for depth, token in enumerate(moved, start=1):
                 self.slots[table[r.start + depth]] = token
@@ -134,8 +134,9 @@ class Executor:
         return StepResult(results, work)
 
     def extend(self, r, table, tokens):
-        """`tokens` from r.start on, the last one without an entry: the draft layer takes them in, or they
-        wait, or they are forgotten. Where it takes them in, nothing before them may be missing."""
+        """Gives the draft layer `tokens` from position r.start on; the last one gets no entry. If the span
+        extends, they get entries, and no entry before them may be missing. Otherwise they are kept for later,
+        or dropped."""
         if not (r.extend or self.keep):
             return
         kept = self.kept.pop(r.rid, [])
@@ -153,7 +154,7 @@ class Executor:
         assert seen == list(pairwise(text))[r.draft_from :], "the draft layer's cache has a gap"
 
     def draft(self, text, want):
-        """The script's token is the best guess with a probability of `skill`, else the last one."""
+        """The script's token is the best guess with probability `skill`, else the last one."""
         tree = Growing(self.shape.topk)
         for _ in range(want):
             children = []

@@ -1,8 +1,8 @@
-"""Engines without a model that need each other, as those of the groups of --enable-dp-attention do.
+"""Engines without a model that need each other, like those of the groups of --enable-dp-attention.
 
-Beside the dials of `support.scripted_engine`:
+Besides the settings of `support.scripted_engine`:
 
-    GROUP_FAIL       "<group> <path>": this group's engine cannot be built while that file is there
+    GROUP_FAIL       "<group> <path>": this group's engine cannot be built as long as the file exists
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nextn.distributed.place import Place
 
 
 class GroupEngine(ScriptedEngine):
-    """Ready when all groups have come. Raises ValueError if the memory was used before."""
+    """Ready when the engines of all groups exist. Raises ValueError if the memory was used before."""
 
     def __init__(self, config: EngineConfig, place: Place) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""Stands for the engine process behind its socket: whole requests through the server's application."""
+"""Stands for the socket to the engine process, so that whole requests go through the server's application."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def logprob_of(token: int) -> TokenLogprob:
 
 
 class ScriptedSocket:
-    """An engine that answers every request with the same tokens, cut into runs of these lengths; of a run all
-    but the last token had been drafted, and one more draft was wrong. `matched`: the token that ends it."""
+    """An engine that answers every request with the same tokens, in runs of lengths `cuts`. In a run all
+    tokens but the last were drafted, and one more draft was wrong. matched: the token that ends the
+    answer."""
 
     def __init__(
         self, client: EngineClient, tokens: Sequence[int], cuts: Sequence[int], matched: int | None
@@ -65,7 +66,7 @@ class ScriptedSocket:
 
 
 def app_of(config: ServerConfig, metrics: Metrics, tokenizer: Tokenizer | None = None) -> FastAPI:
-    """The server's application, as `launch` puts it together; without a tokenizer it generates nothing."""
+    """The server's application, assembled as in `launch`. Without a tokenizer it cannot generate."""
     watch = Watch(metrics, RequestLog(None, str))
     return make_app(Service(config, metrics.engine, tokenizer, watch), metrics)  # type: ignore[arg-type]
 
@@ -79,7 +80,8 @@ def post(
     config: ServerConfig | None = None,
     **body: Any,
 ) -> Any:
-    """The JSON of an answer, an error's too, or of the events of a stream, when the engine says `tokens`."""
+    """The JSON of an answer or of an error, or a list of the events of a stream. The engine answers with
+    `tokens`."""
 
     async def play() -> Any:
         client = EngineClient()

@@ -1,4 +1,4 @@
-"""A worker's library for tests: a job says what happens to the child that tries it."""
+"""A worker's library for tests: a job says what its child process does."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MIB = 2**20
 
 
 def make(options: Mapping[str, Any]) -> Try:
-    """options: {"fail": true} where it cannot be loaded."""
+    """options: {"fail": true} if the library cannot be loaded."""
     assert not options.get("fail")
     return attempt
 
 
 def attempt(job: Mapping[str, Any]) -> tuple[str, object]:
     do = job.get("do", "answer")
-    if "pid" in job:  # a file, to know the child by
+    if "pid" in job:  # a file for the child's process id
         Path(job["pid"]).write_text(str(os.getpid()))
     if do == "die":
         os.kill(os.getpid(), job["signal"])

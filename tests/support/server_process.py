@@ -1,4 +1,4 @@
-"""`nextn serve` as a process of its own, for tests.
+"""`nextn serve` as a process, for tests.
 
 with ServerProcess([...command...]) as server:
     httpx.get(server.url + "/health")
@@ -27,7 +27,8 @@ READY = re.compile(r"nextn is ready on (http://\S+) \(model (\S+), ")
 
 
 class ServerProcess:
-    """Started at once; `wait_ready` gives the URL. Its output is in `stdout` and `stderr`, line by line."""
+    """The process starts at once; `wait_ready` sets `url`. Its output is in `stdout` and `stderr`, line by
+    line."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class ServerProcess:
         environment: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
     ) -> None:
-        """prefix: words before Python's, of a program that runs it."""
+        """prefix: words before Python's, for a program that runs it."""
         self.process = subprocess.Popen(
             [*prefix, sys.executable, *command], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(environment or {})},
@@ -68,14 +69,14 @@ class ServerProcess:
         return self
 
     def wait(self, timeout: float = 20) -> int:
-        """The exit code, when all output is read."""
+        """Returns the exit code, after all output has been read."""
         code = self.process.wait(timeout)
         for reader in self._readers:
             reader.join(timeout)
         return code
 
     def interrupt(self) -> None:
-        """Ctrl-C: SIGINT to the whole process group."""
+        """Like Ctrl-C: sends SIGINT to the whole process group."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def kill(self) -> None:
@@ -89,17 +90,17 @@ class ServerProcess:
         return pids[0]
 
     def engine_pids(self) -> list[int]:
-        """The engine processes: children of the server that have multiprocessing's spawn on their command
-        line, as their own children have too until they run another program. They are in the order of their
-        ranks until one is started again."""
+        """The engine processes: children of the server with multiprocessing's spawn on their command line.
+        (An engine's own children have it too, until they run another program.) They are in the order of their
+        ranks until one is restarted."""
         return [pid for pid in sorted(children(self.process.pid)) if b"spawn_main" in command(pid)]
 
     def tensor_ranks(self, engine: int) -> list[int]:
-        """The ranks of an engine beside the engine process itself, which is rank 0."""
+        """The ranks of an engine except the engine process itself, which is rank 0."""
         return [pid for pid in sorted(children(engine)) if b"tensor_rank" in command(pid)]
 
     def session(self) -> list[int]:
-        """Every process of the server's session that still lives."""
+        """All processes of the server's session that still run."""
         return session(self.process.pid)
 
     def post(self, path: str, timeout: float = 60, **body: Any) -> httpx.Response:
@@ -117,7 +118,7 @@ class ServerProcess:
 
 
 def until(true: object, seconds: float = 30) -> None:
-    """Waits for a condition; AssertionError when it does not come."""
+    """Waits for a condition. Raises AssertionError if it is not true within `seconds`."""
     assert callable(true)
     deadline = time.monotonic() + seconds
     while not true():

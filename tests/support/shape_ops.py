@@ -1,5 +1,5 @@
-"""Ops of which only the shapes and types are right: for tensors of the device `meta`, which have no numbers,
-so that whatever reads one raises."""
+"""Ops whose results have only the right shapes and types, for tensors of the device `meta`. Such tensors have
+no numbers, so code that reads one raises."""
 
 from __future__ import annotations
 

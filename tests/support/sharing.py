@@ -1,4 +1,4 @@
-"""Models that ranks share, and steps of all kinds to compare them by."""
+"""Models that ranks share, and steps of all kinds by which they are compared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nextn.ops.reference import Reference
 from nextn.ops.registry import make_ops
 from nextn.ops.rotary import rotate
 
-# Wide enough for columns to go by units of 64: what a BLAS computes with the same bits.
+# Wide enough for columns in units of 64, which a BLAS computes with the same bits.
 CONFIG = tiny_config(
     hidden_size=256, intermediate_size=384, moe_intermediate_size=256, num_attention_heads=4,
     num_key_value_heads=4, q_lora_rank=128, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16,
@@ -32,7 +32,7 @@ CONFIG = tiny_config(
 
 
 class ExactReference(Reference):
-    """Every output multiplied and added up by itself, so that any columns and heads may be computed apart."""
+    """Multiplies and adds up every output by itself, so that any columns and heads can be computed alone."""
 
     exact_columns = True
 
@@ -46,7 +46,7 @@ class ExactReference(Reference):
         return (a[:, :, None] * b.transpose(1, 2)[:, None]).contiguous().sum(-1)
 
     def absorb(self, q: Tensor, key_up: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
-        # Not by complex numbers, whose vector body and scalar tail differ in the last bit.
+        # Without complex numbers: their vector code and scalar code differ in the last bit.
         nope = key_up.shape[1]
         turned = rotate(q[..., nope:], cos, sin)
         return torch.cat((self.heads_matmul(q[..., :nope], key_up), turned), dim=-1) * scale
@@ -63,8 +63,8 @@ def shared_model(
     fp8_rows: bool = False,
     kernels: str = "reference",
 ) -> Any:
-    """ops: by name, or themselves, then with the model of these kernels. Random weights, the same for all
-    groups."""
+    """A model with random weights, the same for all groups. ops: a name, or the ops themselves; then
+    `kernels` chooses the model."""
     cfg, on = ModelConfig.from_dict(config), torch.device(device)
     made = ops
     if isinstance(ops, str):
@@ -83,8 +83,8 @@ def shared_model(
 
 @torch.inference_mode()
 def all_steps(model: Any, page_size: int = 4, count: int = 4) -> list[Tensor]:
-    """Hidden states, logits, drafts and the cache: prompts, chunks, single tokens, a tree, chained drafts.
-    count: of the steps; the first two have a prompt, a chunk beside another prompt, and chained drafts."""
+    """Hidden states, logits, drafts and the cache of `count` steps: prompts, chunks, single tokens, a tree,
+    chained drafts. The first two steps have a prompt, a chunk beside another prompt, and chained drafts."""
     cfg = model.config
     pool = KVPool(
         cfg.num_hidden_layers + model.nextn_layers,
@@ -111,11 +111,11 @@ def all_steps(model: Any, page_size: int = 4, count: int = 4) -> list[Tensor]:
             after = [Span([(t * 5 + 1) % vocab for t in s.tokens], s.start, s.pages, s.paths) for s in spans]
             hidden = model.draft(model.batch(after, page_size), hidden.clone(), pool, layer)
             found += [hidden[:rows].clone(), model.draft_logits(hidden)[:rows].clone()]
-    return [*found, pool.data[:, page_size:]]  # page 0 is for padding
+    return [*found, pool.data[:, page_size:]]  # without page 0, which is for padding
 
 
 def same(found: Sequence[Tensor], want: Sequence[Tensor]) -> None:
-    """Bits."""
+    """Asserts equal bits."""
     assert len(found) == len(want)
     for i, (a, b) in enumerate(zip(found, want, strict=True)):
         assert a.dtype == b.dtype
@@ -123,7 +123,7 @@ def same(found: Sequence[Tensor], want: Sequence[Tensor]) -> None:
 
 
 def tensors_hash(found: Sequence[Tensor]) -> str:
-    """Of their bits."""
+    """A hash of the tensors' bits."""
     digest = hashlib.sha256()
     for tensor in found:
         digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())

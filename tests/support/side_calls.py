@@ -1,4 +1,4 @@
-"""Calls for a side process, which imports them."""
+"""Functions that a side process imports and calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def length(data: bytes, *more: object) -> tuple[int, tuple[object, ...]]:
 
 
 def own(data: bytes) -> tuple[int, int]:
-    """The process and its niceness."""
+    """The process id and its niceness."""
     return os.getpid(), os.nice(0)
 
 
@@ -24,7 +24,7 @@ def text(data: bytes) -> str:
 
 
 def wait(data: bytes, there: Path) -> None:
-    """Holds the interpreter of the process that calls it."""
+    """Waits for a file. Meanwhile it occupies the interpreter of the process that calls it."""
     while not there.exists():
         time.sleep(0.01)
 

@@ -1,4 +1,5 @@
-"""Target and drafter over a few tokens, each token's distribution depending on all before it; chi-square."""
+"""A target and a drafter over a few tokens, whose distributions depend on all tokens before, and a chi-square
+test."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from torch import Tensor
 class Pair:
     """target[k], draft[k]: [V, ..., V, V] f64, the distribution after k tokens, for k up to `length`.
 
-    sharpness: scale of the target's logits; error: of what the drafter's differ by.
+    sharpness: scale of the target's logits. error: scale of the difference between the drafter's logits and
+    these.
     """
 
     def __init__(self, vocab: int, length: int, sharpness: float, error: float, seed: int = 0) -> None:
@@ -35,14 +37,14 @@ class Pair:
         return p, torch.stack(q) if q else p.new_empty(0, self.vocab)
 
     def joint(self, length: int) -> Tensor:
-        """[V] * length: the target's probability of the first tokens."""
+        """[V] * length: the target's probability of each sequence of first tokens."""
         found = self.target[0]
         for k in range(1, length):
             found = found[..., None] * self.target[k]
         return found
 
     def chains(self, n: int) -> list[tuple[tuple[int, ...], float]]:
-        """Every chain of n drafts with the drafter's probability for it."""
+        """Every chain of n drafts, with the drafter's probability of it."""
         return [
             (drafts, float(torch.stack([self.draft[k][drafts[: k + 1]] for k in range(n)]).prod()))
             for drafts in product(range(self.vocab), repeat=n)
@@ -50,7 +52,8 @@ class Pair:
 
 
 def p_value(counts: Tensor, probs: Tensor, least: float = 8) -> float:
-    """Chi-square of counts against probs, both flat; cells are joined until `least` are expected in each."""
+    """The p-value of a chi-square test of counts against probs, both flat. Cells are merged until each has an
+    expected count of at least `least`."""
     total = int(counts.sum())
     seen, expected = [0], [0.0]
     for i in probs.argsort().tolist():

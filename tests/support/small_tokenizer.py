@@ -1,4 +1,4 @@
-"""A byte-level tokenizer without merges, in a checkpoint folder: one token a byte, BOS 0, EOS 1."""
+"""A byte-level tokenizer without merges, in a checkpoint folder: one token for each byte, BOS 0, EOS 1."""
 
 from __future__ import annotations
 

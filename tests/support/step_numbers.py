@@ -1,5 +1,5 @@
-"""Requests of all kinds, and a step of them: by the kernels between its passes, and by the plain tensor
-code."""
+"""Requests of all kinds, and a step with them: with the kernels that run between its passes, and with plain
+tensor code."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ from nextn.speculative.device.triton.numbers import TritonNumbers
 
 PAGE, PAGES, VOCABULARY = 4, 12, 6
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# Of some chains exactly what keeps a guess; of some too little for another one.
+# Some chains reach exactly the limit for keeping a guess. Some are just below the limit for another guess.
 CUTOFF = Cutoff((0.25, 0.3, 0.5, 0.7, 0.9, 1.0, 1.0, 1.0, 1.0), keep=0.25, usual=0.8, each=0.25, passing=0.3)
 CHOICES = (NO_TOKEN, NO_TOKEN, *range(VOCABULARY))
 SURE = (*EDGES, 0.0, 0.1, 0.2, math.nan, math.nan, 9.0, 9.0, math.inf, math.inf)
@@ -102,8 +102,8 @@ def same_draws(got: RowDraws, want: RowDraws, real: Any) -> None:
 def compare(
     requests: list[dict[str, Any]], drafting: Drafting, padding: int, row_align: int, rng: np.random.Generator
 ) -> Tensor:
-    """A step both ways, in which target and drafter choose at random: most drafts hold. Returns its
-    results."""
+    """Runs a step both ways and compares. Target and drafter choose at random; most drafts are accepted.
+    Returns the step's results."""
     memory = memory_of(requests, row_align)
     rows = sum(1 + min(len(r["draft"]), r["most"]) for r in requests) + padding
     shape = StepShape(len(requests), rows, drafting, Choosing.GREEDY, 512)
@@ -143,7 +143,7 @@ def compare(
 
 
 def many(count: int) -> Tensor:
-    """A step of so many requests of all kinds."""
+    """A step with `count` requests of all kinds."""
     rng = np.random.default_rng(count)
     requests = [
         {

@@ -1,4 +1,4 @@
-"""A command in a terminal of a given size: what it shows, and what is typed.
+"""Runs a command in a terminal of a given size, reads what it shows, and types.
 
 with Terminal(["top", "--base-url", url], rows=30, columns=100) as terminal:
     terminal.see("requests")
@@ -28,7 +28,7 @@ WHERE_IS_THE_CURSOR, AT_THE_TOP = b"\x1b[6n", b"\x1b[1;1R"
 
 
 class Terminal:
-    """Runs `nextn` with these words. Everything that it shows is kept in `shown`."""
+    """Runs `nextn` with these words. `shown` has everything that it has shown."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class Terminal:
         )  # fmt: skip
         os.close(theirs)
         self.shown = b""
-        self._seen = 0  # bytes that `see` has passed
+        self._seen = 0  # bytes up to the end of the last text that `see` found
 
     def see(self, text: str, seconds: float = 30) -> None:
-        """Waits until the terminal shows a text after those that were waited for before."""
+        """Waits until the terminal shows the text, after the texts that were waited for before."""
         deadline = time.monotonic() + seconds
         while (at := self.shown.find(text.encode(), self._seen)) < 0:
             assert time.monotonic() < deadline, (text, self.shown[-500:])
@@ -63,7 +63,7 @@ class Terminal:
         os.write(self._ours, text.encode())
 
     def wait(self, seconds: float = 30) -> int:
-        """The exit code, when all output is read."""
+        """Returns the exit code, after all output has been read."""
         deadline = time.monotonic() + seconds
         while self._read(0.1) and self.process.poll() is None:
             assert time.monotonic() < deadline, self.shown[-500:]
@@ -72,19 +72,19 @@ class Terminal:
         return self.process.wait(seconds)
 
     def text(self) -> str:
-        """All that was shown, without colours."""
+        """All that has been shown, without colours."""
         return Text.from_ansi(self.shown.decode(errors="replace").replace("\r\n", "\n")).plain
 
     def resize(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def _read(self, seconds: float) -> bool:
-        """Reads what there is; False at the end."""
+        """Reads the output so far. False at the end."""
         if not select.select([self._ours], [], [], seconds)[0]:
             return True
         try:
             new = os.read(self._ours, 65536)
-        except OSError:  # nobody has the other end open
+        except OSError:  # the other end is closed
             return False
         self.shown += new
         if WHERE_IS_THE_CURSOR in new:

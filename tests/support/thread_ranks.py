@@ -21,7 +21,7 @@ Found = TypeVar("Found")
 
 
 class Meeting:
-    """A barrier of all ranks with data. calls: the data of each rank; gone: the ranks that have ended."""
+    """A barrier of all ranks with data. calls: the data of each rank. gone: the first rank that has ended."""
 
     def __init__(self, size: int, timeout: float = TIMEOUT) -> None:
         self.barrier = threading.Barrier(size, timeout=timeout)
@@ -34,7 +34,7 @@ class Meeting:
         self.calls[rank] = call
         self._wait()
         found = read(list(self.calls))
-        self._wait()  # until all have read
+        self._wait()  # wait until all have read
         self.calls[rank] = None
         return found
 
@@ -55,7 +55,7 @@ class Meeting:
 
 
 class ThreadGroup:
-    """One rank of `run_ranks`. AssertionError if the ranks' calls differ."""
+    """One rank of `run_ranks`. Raises AssertionError if the ranks' calls differ."""
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank, self._meeting = rank, meeting
@@ -78,8 +78,8 @@ class ThreadGroup:
 
 
 def run_ranks(size: int, compute: Callable[[ThreadGroup], Found], timeout: float = TIMEOUT) -> list[Found]:
-    """compute(group) of each rank, in a thread of its own -> what they return, by rank. Raises what a rank
-    raised; PeerGone only if no rank raised anything else."""
+    """Runs compute(group) for each rank in its own thread, and returns the results by rank. Raises the
+    exception that a rank raised; PeerGone only if no rank raised another one."""
     meeting = Meeting(size, timeout)
     return run_threads(size, lambda rank: compute(ThreadGroup(rank, meeting)), meeting.end)
 

@@ -18,9 +18,10 @@ Found = TypeVar("Found")
 
 
 class ThreadWorld(Places):
-    """One rank of `run_world`. AssertionError if the ranks' calls differ.
+    """One rank of `run_world`. Raises AssertionError if the ranks' calls differ.
 
-    attention: the ranks of its group; peers: those of its shard."""
+    attention: the ranks of its group. peers: the ranks of its shard.
+    """
 
     def __init__(self, rank: int, groups: int, shards: int, meetings: _Meetings) -> None:
         super().__init__(rank, len(meetings.all.calls), groups, shards)
@@ -54,7 +55,7 @@ class _Meetings:
 def run_world(
     size: int, groups: int, shards: int, compute: Callable[[ThreadWorld], Found], timeout: float = TIMEOUT
 ) -> list[Found]:
-    """Like `nextn.distributed.threads.run_ranks`."""
+    """Like `support.thread_ranks.run_ranks`, with compute(world)."""
     Places(0, size, groups, shards)
     meetings = _Meetings(size, groups, shards, timeout)
     return run_threads(size, lambda rank: compute(ThreadWorld(rank, groups, shards, meetings)), meetings.end)

@@ -1,4 +1,4 @@
-"""Tool calls as models write them in each format, and as parsers read them."""
+"""Tool calls as models write them in each format, and as the parsers read them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Call = tuple[str, Mapping[str, Any]]
 
 
 def written(name: str, call: Call) -> str:
-    """One call, without what is around several."""
+    """One call, without the text around several calls."""
     function, arguments = call
     given = json.dumps(arguments, ensure_ascii=False)
     if name == "deepseekv31":
@@ -38,14 +38,14 @@ def written(name: str, call: Call) -> str:
 
 
 def answer(name: str, calls: Sequence[Call]) -> str:
-    """All calls of an answer."""
+    """All calls of an answer, with the text around them."""
     between = "" if name in ("deepseekv31", "glm47") else "\n"
     whole = between.join(written(name, call) for call in calls)
     return f"{CALLS_BEGIN}{whole}{CALLS_END}" if name.startswith("deepseek") else whole
 
 
 def joined(parts: Sequence[Part]) -> list[Part]:
-    """Neighbours of one kind made one."""
+    """Joins neighbouring parts of the same kind."""
     whole: list[Part] = []
     for part in parts:
         assert part.text

@@ -1,12 +1,17 @@
-"""A rank in a process of its own, for tests of TorchGroup.
+"""A rank in its own process, for tests of TorchGroup.
 
     python -m support.torch_ranks RANK SIZE ADDRESS BACKEND TIMEOUT TASK
 
-TASK gather: everything that `gather` is asked for, checked here; prints "gathered". wait: gathers for ever;
-prints "ready" once, and what was raised with the seconds that it took. steps DEVICE OPS DTYPE: a small
-model's steps; prints a hash of all they gave. exchange GROUPS SHARDS, await GROUPS SHARDS: as
-gather and wait, by a world's exchanges. world GROUPS SHARDS DEVICE OPS DTYPE: a hash of what the steps of
-the rank's group gave. one GROUP DEVICE OPS DTYPE: the same of one device.
+TASK is one of:
+
+    gather                               checks all uses of `gather`; prints "gathered"
+    wait                                 gathers forever; prints "ready" once, then the seconds until
+                                         an exception and its text
+    steps DEVICE OPS DTYPE               runs a small model's steps; prints a hash of the results
+    exchange GROUPS SHARDS               as gather, with a world's exchanges; prints "exchanged"
+    await GROUPS SHARDS                  as wait, with a world's exchanges
+    world GROUPS SHARDS DEVICE OPS DTYPE prints a hash of the results of the steps of the rank's group
+    one GROUP DEVICE OPS DTYPE           the same on one device
 """
 
 from __future__ import annotations
@@ -47,7 +52,7 @@ def start_rank(
 
 
 def finish(ranks: list[subprocess.Popen[str]], timeout: float = 120) -> list[str]:
-    """What each has printed; kills all of them."""
+    """Returns the output of each rank. Kills all of them at the end."""
     try:
         done = [rank.communicate(timeout=timeout) for rank in ranks]
         for rank, (out, errors) in zip(ranks, done, strict=True):
@@ -89,7 +94,7 @@ def main(rank: int, size: int, address: str, backend: str, timeout: float, task:
         group.close()
     except PeerGone as e:
         print(f"{time.monotonic() - begin:.1f} {e}", flush=True)
-        os._exit(0)  # Gloo's own threads may abort a process that ends in order after a peer has gone
+        os._exit(0)  # Gloo's threads can abort a process that ends normally after a peer has ended
 
 
 def world_task(ranks: TorchGroup, task: str, groups: str, shards: str, *options: str) -> None:

@@ -1,4 +1,4 @@
-"""Groups of a world, each with steps of its own, to compare with one device."""
+"""Groups of a world, each with its own steps, for a comparison with one device."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Step = Sequence[Span]
 
 
 def group_steps(group: int) -> list[Step]:
-    """Prompts, chunks, single tokens and a tree, in another order in each group. Rows that are 0, 1, or fewer
-    than the group's ranks, and a step in which no group has any."""
+    """Prompts, chunks, single tokens and a tree, in a different order in each group. Numbers of rows include
+    0, 1, and fewer than the group's ranks. In one step no group has rows."""
     one, two = PAGES
     busy: list[Step] = [
         [Span([(7 * i + group) % 47 for i in range(5 + 3 * group)], 0, one)],
@@ -53,11 +53,11 @@ def run_steps(model: Any, steps: Sequence[Step], page_size: int = 4) -> list[Ten
         drafted = model.draft(model.batch(spans, page_size), hidden.clone(), pool)
         outs = (hidden, model.logits(hidden), drafted, model.draft_logits(drafted))
         found += [out[:rows].clone() for out in outs]
-    return [*found, pool.data[:, page_size:]]  # page 0 is for padding
+    return [*found, pool.data[:, page_size:]]  # without page 0, which is for padding
 
 
 def placed(config: Mapping[str, Any], spare: int, seed: int | None = None) -> Placement:
-    """Of the config's experts and so many replicas: trivial, or shuffled."""
+    """A placement of the config's experts and `spare` replicas: trivial, or shuffled with `seed`."""
     layers = config["num_hidden_layers"] - config["first_k_dense_replace"]
     found = Placement.trivial(layers, config["n_routed_experts"], spare)
     if seed is None:
@@ -69,12 +69,12 @@ def world_model(
     config: Mapping[str, Any], world: Any, placement: Placement | None = None, static: bool = False,
     **options: Any,
 ) -> Any:  # fmt: skip
-    """As `shared_model`, of one rank."""
+    """Like `shared_model`, for one rank of a world."""
     return shared_model(config, world.attention, experts=ExpertParallel(world, placement, static), **options)
 
 
 def group_hash(group: int, world: Any, device: str, ops: str, dtype: str) -> str:
-    """Of what a group's steps give: in a world, or on one device."""
+    """A hash of the results of a group's steps, in a world or (world None) on one device."""
     options = {"dtype": getattr(torch, dtype), "device": device, "ops": ops}
     alone = world is None
     model = shared_model(CONFIG, **options) if alone else world_model(CONFIG, world, **options)

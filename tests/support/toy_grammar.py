@@ -1,4 +1,5 @@
-"""A grammar without a library: what may follow is a hash of the tokens before, so every token counts."""
+"""A grammar without a library. Which tokens may follow is a hash of the tokens before, so every token
+matters."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ import numpy as np
 
 
 class ToyGrammar:
-    """Of a vocabulary of `size` a share of 1 / `spread` may follow at each place; the text is complete after
-    `length` tokens and may end before that now and then. dead: after so many tokens nothing may follow.
-    narrow: at so many of ten places, where the text may not end, one token may follow."""
+    """At each position about one in `spread` of the `size` tokens may follow. The text is complete after
+    `length` tokens, and at some positions before. dead: after this many tokens nothing may follow. narrow: at
+    this many of ten positions where the text may not end, only one token may follow."""
 
     def __init__(
         self, size: int, length: int, spread: int = 3, salt: int = 0, dead: int = -1, narrow: int = 0
@@ -35,7 +36,7 @@ class ToyGrammar:
         if len(self.tokens) in (self.length, self.dead):
             return np.zeros(self.size, dtype=np.bool_)
         found = (np.arange(self.size) * 2654435761 // 7 + self._state()) % self.spread == 0
-        found[:2] = False  # the end tokens
+        found[:2] = False  # end tokens
         assert found.any()
         if self._state() // 7 % 10 < self.narrow and not self.accepting:
             found[found.argmax() + 1 :] = False

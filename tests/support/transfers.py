@@ -1,4 +1,5 @@
-"""Both ends of KV transfer without engines, a bootstrap port, and a network that fails when it is told to."""
+"""Both ends of a KV transfer without engines, a bootstrap port, and a network that fails when a test says
+so."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def prompt_of(room: int, n: int) -> list[int]:
 
 
 def entries(what: Identity, tokens: Sequence[int]) -> Tensor:
-    """KV entries of this prompt, and of whole pages: as if the tokens before said what they are."""
+    """The KV entries of this prompt, in whole pages, as a function of its tokens."""
     slots = -(-len(tokens) // what.page_size) * what.page_size
     seed = torch.Generator().manual_seed(hash(tuple(tokens)) % (1 << 40))
     data = torch.randint(-9, 9, (what.layers, slots, what.width), generator=seed)
@@ -52,7 +53,7 @@ def entries(what: Identity, tokens: Sequence[int]) -> Tensor:
 
 
 class Prefill:
-    """Puts what is wanted. pools: the entries of each request."""
+    """Puts the pages that are wanted. pools: the entries of each request."""
 
     def __init__(self, what: Identity = IDENTITY, backend: str = "tcp", timeout: float = TIMEOUT) -> None:
         self.identity = what
@@ -91,12 +92,12 @@ class Prefill:
 
 
 class Decode:
-    """Checks that what arrives is in order and right. `forget` starts a rid anew."""
+    """Checks that pages arrive in order and have the right content. `forget` allows the same rid again."""
 
     def __init__(self, what: Identity = IDENTITY, backend: str = "tcp", timeout: float = TIMEOUT) -> None:
         self.identity = what
         self.sink = PageSink(what, backend, timeout)
-        self.slots: dict[str, int] = {}  # up to which pages came
+        self.slots: dict[str, int] = {}  # slots whose pages have arrived
         self.pools: dict[str, Tensor] = {}
         self.ended: dict[str, Ended] = {}
 
@@ -110,7 +111,7 @@ class Decode:
 
     def begin(self, rid: str, have: int) -> None:
         with self.sink.lock:
-            if rid in self.sink._fetches:  # else it has ended, and `poll` may not have said so yet
+            if rid in self.sink._fetches:  # else it has ended, perhaps before `poll` said so
                 self.slots[rid] = have
             self.sink.begin(rid, have)
 
@@ -141,7 +142,7 @@ class Decode:
 
 
 class End(Protocol):
-    """What `until` serves."""
+    """An end that `until` serves."""
 
     def fileno(self) -> int: ...
 
@@ -149,7 +150,7 @@ class End(Protocol):
 
 
 def until(condition: Callable[[], bool], *ends: End, seconds: float = 60.0) -> None:
-    """Serves both ends until it is so."""
+    """Serves the ends until the condition is true. Raises AssertionError after `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it does not come to an end"
@@ -159,7 +160,7 @@ def until(condition: Callable[[], bool], *ends: End, seconds: float = 60.0) -> N
 
 
 class Bootstrap:
-    """GET /route?bootstrap_room=R for rooms in `routes`; those in `lost` had a request once."""
+    """Answers GET /route?bootstrap_room=R for rooms in `routes`. Rooms in `lost` have had a request."""
 
     def __init__(self) -> None:
         routes = self.routes = dict[int, tuple[str, int]]()
@@ -197,8 +198,8 @@ class Bootstrap:
 
 
 class Network:
-    """Stands between a sink and the source at `port`; what it does to bytes to the sink (`down`) and to
-    the source (`up`) can be set at any time."""
+    """A proxy between a sink and the source at `port`. A test can set at any time what it does to bytes to
+    the sink (`down`) and to the source (`up`)."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -206,9 +207,9 @@ class Network:
         self.port = self._server.getsockname()[1]
         self.stalled = False
         self.passed = {"down": 0, "up": 0}
-        self.cut_at = {"down": 1 << 60, "up": 1 << 60}  # of all bytes that passed
+        self.cut_at = {"down": 1 << 60, "up": 1 << 60}  # after this many bytes
         self.corrupt_at = {"down": -1, "up": -1}
-        self.most = 1 << 16  # bytes at a time
+        self.most = 1 << 16  # maximum of bytes at a time
         self._ends: list[socket.socket] = []
         self._closed = False
         self._threads: list[threading.Thread] = []
@@ -255,7 +256,7 @@ class Network:
         self._closed = True
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
-        self._accepting.join()  # it may be about to add a pair
+        self._accepting.join()  # it may just add a pair
         self._server.close()
         self.cut()
         for each in self._threads:

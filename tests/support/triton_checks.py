@@ -1,5 +1,6 @@
-"""What every Triton op must do, on any device and in any dtype: agree with plain torch in f32, and give a row
-the same bits in any batch. tests/unit/ops/triton runs it under the interpreter, tests/gpu on the device."""
+"""Checks of every Triton op, on any device and with any dtype: it agrees with plain torch in f32, and a row
+has the same bits in any batch. tests/unit/ops/triton runs them with the interpreter, tests/gpu on a
+device."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from nextn.ops.reference import Reference
 from nextn.ops.triton import attention
 from nextn.ops.triton.ops import TritonOps
 
-# Of one result's error to its size. A sum in bf16 is rounded once at the end; its inputs are the same.
+# Norm of a result's error / norm of the result. A sum in bf16 is rounded once, at the end; its inputs are the
+# same.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 PLAIN = Reference()
 
@@ -32,7 +34,7 @@ class Device:
         return torch.randn(shape, generator=gen).to(self.name, dtype or self.dtype)
 
     def close(self, got: Tensor, want: Tensor) -> None:
-        """`want` from the same numbers in f32."""
+        """want: computed in f32 from the same numbers."""
         assert got.shape == want.shape
         error = ((got.float() - want).norm() / want.norm()).item()
         assert error < TOLERANCE[self.dtype], error
@@ -43,13 +45,15 @@ def f32(*tensors: Tensor) -> list[Tensor]:
 
 
 def parts(rows: int) -> list[tuple[int, int]]:
-    """(first, rows) of batches that some of these rows may come in. The interpreter takes long for each."""
+    """(first, rows) of batches with some of these rows. Few without a GPU: the interpreter takes long for
+    each."""
     some = [(rows - 1, 1), (1, 3), (rows // 2, rows - rows // 2)]
     return [*some, (0, 1), (0, rows - 1)] if torch.cuda.is_available() else some
 
 
 def check_fp8_rows(on: Device) -> None:
-    """What plain torch gives, to the bit: also zeros, what is far smaller than the rest, and bad numbers."""
+    """The same bits as plain torch, also for zeros, for inputs far smaller than the rest, and for NaN and
+    infinity."""
     for width in (64, 250, 7168 if on.large else 1300):
         x = on.rand(9, width) * torch.logspace(-4, 4, 9, device=on.name)[:, None].to(on.dtype)
         x[0], x[1, ::3], x[2, 1::7] = 0, 0, x[2, 1::7] / 4096
@@ -59,12 +63,12 @@ def check_fp8_rows(on: Device) -> None:
         assert torch.equal(found.isnan(), want.isnan())
         assert torch.equal(found.nan_to_num(), want.nan_to_num())
         assert torch.equal(TritonOps().fp8_rows(x[3:4])[0], found[3])
-        apart = torch.cat((x, x), dim=1)[:, :width]  # whose rows are not side by side
+        apart = torch.cat((x, x), dim=1)[:, :width]  # with rows that are not contiguous
         assert torch.equal(TritonOps().fp8_rows(apart).nan_to_num(), found.nan_to_num())
 
 
 def check_uniforms(on: Device) -> None:
-    """What plain torch gives, to the bit."""
+    """The same bits as plain torch."""
     rows, count = (40, 151936) if on.large else (3, 2064)
     gen = torch.Generator().manual_seed(0)
     words = [torch.randint(1 << 32, (rows,), generator=gen).to(on.name) for _ in range(4)]
@@ -75,7 +79,8 @@ def check_uniforms(on: Device) -> None:
 
 
 def looked_up(on: Device, width: int) -> tuple[Tensor, Tensor, Tables]:
-    """Tokens and positions, [T] int64, and what they are looked up in. width: of large embeddings."""
+    """Tokens and positions, [T] int64, and the tables in which they are looked up. width: of the embeddings,
+    if large."""
     rows, vocab, width, half = (300, 5000, width, 32) if on.large else (7, 9, 40, 3)
     gen = torch.Generator().manual_seed(0)
     tokens, positions = (torch.randint(vocab, (rows,), generator=gen).to(on.name) for _ in range(2))
@@ -84,7 +89,7 @@ def looked_up(on: Device, width: int) -> tuple[Tensor, Tensor, Tables]:
 
 
 def check_embed(on: Device) -> None:
-    """What plain torch gives, to the bit."""
+    """The same bits as plain torch."""
     ops = TritonOps()
     tokens, positions, tables = looked_up(on, 7168)
     want = PLAIN.embed(tokens, positions, tables)
@@ -94,7 +99,7 @@ def check_embed(on: Device) -> None:
 
 
 def check_embed_beside(on: Device) -> None:
-    """Halves are the norms of the op for norms, to the bit, in either order."""
+    """The halves have the bits of `rms_norm`, in either order."""
     ops = TritonOps()
     tokens, positions, tables = looked_up(on, 2048)
     positions[::3] = 0
@@ -122,7 +127,7 @@ def check_linear(on: Device) -> None:
     for n_out, n_in in shapes:
         rows = 300 if on.large else 21
         wide = on.rand(rows, n_in + 8)
-        x, w = wide[:, 4 : n_in + 4], on.rand(n_out, n_in, seed=1)  # rows that are pieces of longer ones
+        x, w = wide[:, 4 : n_in + 4], on.rand(n_out, n_in, seed=1)  # each row is a part of a longer one
         full = ops.linear(x, w)
         on.close(full, PLAIN.linear(*f32(x, w)))
         assert full.dtype == on.dtype
@@ -160,7 +165,7 @@ def check_norm(on: Device) -> None:
 
 
 def check_add_norm(on: Device) -> None:
-    """Sums in order, in f32; their norm has the bits of `rms_norm`."""
+    """Sums are added in order, in f32. Their norm has the bits of `rms_norm`."""
     ops = TritonOps()
     rows, hidden = (33, 7168) if on.large else (9, 40)
     x, first, second = (on.rand(rows, hidden, seed=seed, dtype=torch.float32) for seed in (0, 2, 3))
@@ -172,7 +177,7 @@ def check_add_norm(on: Device) -> None:
 
 
 def check_add_norm_of_a_mixture(on: Device) -> None:
-    """The bits of `combine` and then `add_norm`; of rows without choices too, which are padding."""
+    """The same bits as `combine` followed by `add_norm`, also for padding: rows without choices."""
     ops = TritonOps()
     rows, hidden, top_k = (33, 7168, 8) if on.large else (9, 40, 3)
     x, shared = (on.rand(rows, hidden, seed=seed, dtype=torch.float32) for seed in (0, 2))
@@ -189,7 +194,7 @@ def check_add_norm_of_a_mixture(on: Device) -> None:
 
 
 def check_latent(on: Device) -> None:
-    """Entries of the cache, and queries for it."""
+    """Cache entries, and the queries for them."""
     ops = TritonOps()
     rows, heads, nope, rank, rope = (33, 17, 128, 512, 64) if on.large else (19, 3, 16, 40, 8)
     weight, wide = on.rand(rank, seed=1), on.rand(rows, 4 + rank + rope)
@@ -237,7 +242,7 @@ def check_mlp(on: Device) -> None:
 
 
 def check_route(on: Device) -> None:
-    """(experts, groups, open groups, K): as in V3, without groups, with odd numbers."""
+    """(experts, groups, open groups, K): as in V3, without groups, and with odd numbers."""
     ops, ways = TritonOps(), [(True, False), (False, False), (False, True)]
     sizes = [(8, 4, 2, 2), (6, 1, 1, 3), (15, 3, 2, 4)] + [(256, 8, 4, 8), (160, 8, 3, 6)] * on.large
     for number, (experts, groups, top_groups, top_k) in enumerate(sizes):
@@ -260,7 +265,7 @@ def check_route(on: Device) -> None:
 
 
 def check_equal_experts(on: Device) -> None:
-    """Of equal scores the smaller number comes first."""
+    """Of equal scores the smaller expert number comes first."""
     x, router = on.rand(3, 64), torch.zeros(8, 64, device=on.name)
     ids, weights = TritonOps().route(x, router, torch.zeros(8, device=on.name), Routing(4, 2, 3, True, 1.0))
     assert ids.tolist() == [[0, 1, 2]] * 3
@@ -268,7 +273,8 @@ def check_equal_experts(on: Device) -> None:
 
 
 def check_best_token(on: Device) -> None:
-    """To the bit: nothing is added up. More than a block of logits, less, and odd numbers of them."""
+    """The same bits as plain torch: nothing is added up. More than one block of logits, fewer, and odd
+    numbers."""
     ops = TritonOps()
     for rows, vocab in [(5, 9001), (3, 4096), (4, 37), (2, 1)] + [(40, 129280)] * on.large:
         logits = on.rand(rows, vocab, dtype=torch.float32)
@@ -283,7 +289,8 @@ def check_best_token(on: Device) -> None:
 
 
 def check_best_of_equals(on: Device) -> None:
-    """The smallest id, in one lane or in several, and no lead; -infinity and what is no number."""
+    """Of equal logits the smallest id is chosen, in one lane or in several, with confidence 0. Also -infinity
+    and NaN."""
     inf, vocab = float("inf"), 9001
     logits = on.rand(7, vocab, dtype=torch.float32)
     for row, places in enumerate([(11, 4107), (4107, 4108), (9000, 3), (0, 8192)]):
@@ -302,11 +309,11 @@ def check_best_of_equals(on: Device) -> None:
 
 
 def check_best_of_product(on: Device) -> None:
-    """To the bit, whatever tiles the rows come in: the choice among the logits that `linear` gives."""
+    """The same bits in any tiles: the choice among the logits that `linear` computes."""
     ops = TritonOps()
     for rows, vocab, n_in in [(21, 300, 40), (3, 37, 16), (2, 1, 16)] + [(300, 129280, 1024)] * on.large:
         x, weight = on.rand(rows, n_in), on.rand(vocab, n_in, seed=1)
-        weight[vocab // 2] = weight[0]  # two with equal logits
+        weight[vocab // 2] = weight[0]  # two rows with equal logits
         weight[:, 0] += torch.where(torch.arange(vocab, device=on.name) % (vocab // 2 + 1) == 0, 9, 0)
         ids, confidence = ops.best_of_product(x, weight)
         logits = ops.linear(x, weight, torch.float32)
@@ -320,14 +327,14 @@ def check_best_of_product(on: Device) -> None:
 
 
 def check_best_of_product_without_numbers(on: Device) -> None:
-    """NaN and infinities in some rows; the others are as they were."""
+    """Some rows have NaN and infinities. The other rows do not change."""
     ops, inf = TritonOps(), float("inf")
     x, weight = torch.zeros(4, 16, device=on.name, dtype=on.dtype), on.rand(300, 16).abs()
     x[:, 0] = torch.tensor([1.0, inf, -inf, float("nan")])
     weight[77, 0] = weight[299, 0] = 40.0
     weight[:, 1:] = 0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of the interpreter
+        warnings.simplefilter("ignore", RuntimeWarning)  # from numpy, in the interpreter
         ids, confidence = ops.best_of_product(x, weight)
     assert ids.tolist() == [77, NO_TOKEN, NO_TOKEN, NO_TOKEN]
     assert torch.equal(PLAIN.best_of_product(*f32(x, weight))[0], ids)
@@ -349,7 +356,7 @@ def check_experts(on: Device) -> None:
         x = on.rand(rows, hidden, seed=2)
         chances = torch.rand(rows, count, generator=torch.Generator().manual_seed(3))
         ids = chances.topk(top_k).indices.to(on.name)
-        ids[: rows // 2, 0] = count - 1  # one expert has several tiles
+        ids[: rows // 2, 0] = count - 1  # so that an expert has several tiles
         ids[: rows // 2, 1] = 0
         weights = on.rand(rows, top_k, seed=4, dtype=torch.float32)
         results = routed(ops, x, ids, gate_up, down)
@@ -360,7 +367,7 @@ def check_experts(on: Device) -> None:
             some = slice(first, first + n)
             got = routed(ops, x[some], ids[some], gate_up, down)
             assert torch.equal(ops.combine(got, weights[some]), full[some])
-        for low in (True, False):  # computed in two places: each has half of the experts
+        for low in (True, False):  # in two places, each with half of the experts
             mine = (ids < count // 2) == low
             assert torch.equal(routed(ops, x, ids.where(mine, -1), gate_up, down)[mine], results[mine])
         padded = ops.combine(routed(ops, x[:9], ids[:7], gate_up, down), weights[:9])
@@ -369,7 +376,7 @@ def check_experts(on: Device) -> None:
 
 
 def check_experts_with_shared(on: Device) -> None:
-    """The bits of both alone; in few rows, which share a launch, and in many."""
+    """The same bits as each of both alone, for few rows, which share a launch, and for many."""
     ops = TritonOps()
     for count, top_k, hidden, inner, rows in [(5, 2, 40, 24, 37), (5, 2, 40, 24, 66)] + [
         (64, 6, 2048, 1408, 200)
@@ -388,7 +395,7 @@ def check_experts_with_shared(on: Device) -> None:
             results, shared = ops.experts_with_shared(*args)
             assert torch.equal(results, routed_alone[some])
             assert torch.equal(shared, shared_alone[some])
-    runs = ops.dispatch(ids[:7], count)  # rows of padding have no choice
+    runs = ops.dispatch(ids[:7], count)  # padding: rows without choices
     results, shared = ops.experts_with_shared(x[:9], runs, gate_up[:count], down[:count], *args[4:])
     assert torch.equal(results, routed_alone[:7])
     assert torch.equal(shared, shared_alone[:9])
@@ -398,7 +405,8 @@ def check_experts_with_shared(on: Device) -> None:
 
 
 class Parts:
-    """`Columns` of one rank after another: `whole` has of each what was last asked of it, of others zeros."""
+    """`Columns` of each rank in turn. `whole` returns the last part of each rank, and zeros for ranks without
+    one."""
 
     def __init__(self, bounds: list[int]) -> None:
         self.bounds, self.n = bounds, bounds[-1]
@@ -421,8 +429,8 @@ class Parts:
 
 
 def check_columns(on: Device) -> None:
-    """Outputs, heads and inner columns have the same bits when some are computed alone: tiles may follow from
-    how many there are, the order of a sum does not."""
+    """Outputs, heads and inner columns have the same bits if only some are computed. The tiles may depend on
+    how many there are; the order of a sum may not."""
     ops = TritonOps()
     cuts = [(40, 96, [0, 16, 40]), (100, 32, [0, 64, 100])]
     cuts += [
@@ -472,7 +480,7 @@ def columns_of_feed_forwards(on: Device, ops: TritonOps, rows: int) -> None:
     half = hidden // 2 // 16 * 16
     for cut in (inner // 2 // 16 * 16, 16):
         one, many = Parts([0, cut, inner]), Parts([0, cut, inner])
-        for turn in range(2):  # once for every rank's inner columns to be there
+        for turn in range(2):  # the first turn collects every rank's inner columns
             for rank, some in enumerate((slice(half), slice(half, hidden))):
                 own = gate_up[:, :, slice(cut) if rank == 0 else slice(cut, inner)].flatten(1, 2)
                 got = ops.swiglu_mlp(x, own[0], down[0, some], inner=one.at(rank))
@@ -483,7 +491,7 @@ def columns_of_feed_forwards(on: Device, ops: TritonOps, rows: int) -> None:
 
 
 def check_attention(on: Device) -> None:
-    """A sequence fed whole, in pieces, beside others and as a tree."""
+    """A sequence as a whole, in pieces, beside others and as a tree."""
     ops = TritonOps()
     heads, rank, width, length = (20, 512, 576, 2100) if on.large else (3, 24, 40, 532)
     page = 4
@@ -491,7 +499,7 @@ def check_attention(on: Device) -> None:
     gen = torch.Generator().manual_seed(1)
     pages = (torch.randperm(2 * (length // page), generator=gen) + 1)[: length // page].tolist()
     other = list(range(1, 60))
-    tail = length - 10  # whose rows are asked for
+    tail = length - 10  # position of the first row that is computed
     q = on.rand(10, heads, width, seed=2) / width**0.5
 
     def run(spans: list[Span], queries: Tensor, total: int | None = None) -> Tensor:
@@ -514,8 +522,8 @@ def check_attention(on: Device) -> None:
     beside = [Span([0] * 3, 10, other), Span([0] * 2, tail + 4, pages), Span([0], 0, other)]
     mixed = run(beside, torch.cat((q[:3], q[4:6], q[:1])))
     assert torch.equal(mixed[3:5], whole[4:6])
-    assert torch.equal(mixed[:3], run(beside[:1], q[:3]))  # of one part, amid others of several
-    # Root, two drafts after it, one after the second, which lies in slot 2 and stands at position 1.
+    assert torch.equal(mixed[:3], run(beside[:1], q[:3]))  # one part of keys, beside spans with several
+    # The root, two drafts after it, and one after the second of these, which is in slot 2 and at position 1.
     tree = [Span([0] * 4, tail, pages, [[0], [0, 1], [0, 2], [0, 2, 3]]), Span([0], 5, other)]
     found = run(tree, q[:5])
     on.close(found, plain(tree, q[:5]))
@@ -523,7 +531,8 @@ def check_attention(on: Device) -> None:
 
 
 def check_trees_attention(on: Device) -> None:
-    """A node of a tree has the bits of the last row of a chain, wherever blocks and parts of keys begin."""
+    """A node of a tree has the same bits as the last row of a chain, at any boundaries of blocks and parts of
+    keys."""
     ops = TritonOps()
     heads, rank, width = (20, 512, 576) if on.large else (3, 24, 40)
     paths = [[0], [0, 1], [0, 2], [0, 2, 3], [0, 1, 4], [0, 1, 4, 5], [0, 2, 3, 6]]
@@ -551,7 +560,7 @@ def check_trees_attention(on: Device) -> None:
 
 
 def check_attention_in_parts(on: Device) -> None:
-    """Parts of keys have the same bits whether each has a program or one program goes through all."""
+    """Parts of keys have the same bits if each has its own program or one program does all of them."""
     ops = TritonOps()
     heads, rank, width, length = (20, 512, 576, 3000) if on.large else (3, 24, 40, 800)
     slots = (torch.randperm(length, generator=torch.Generator().manual_seed(1)) + 1).tolist()
@@ -577,7 +586,7 @@ def check_attention_in_parts(on: Device) -> None:
 
 
 def check_write_kv(on: Device) -> None:
-    """Queries and entries; with a bias, with norms, with part of a head rotated, and without."""
+    """Queries and entries: with a bias, with norms, and with a part of a head rotated; and without these."""
     ops = TritonOps()
     rows, heads, groups, width = (33, 96, 8, 128) if on.large else (7, 4, 2, 24)
     slots = torch.randperm(64)[:rows].to(on.name, torch.int32)
@@ -601,7 +610,8 @@ def check_write_kv(on: Device) -> None:
 
 
 def check_gqa_attention(on: Device) -> None:
-    """Whole, in pieces, beside others, as a tree, in parts by themselves; some of the heads alone."""
+    """A sequence as a whole, in pieces, beside others, as a tree, with parts of keys in their own programs;
+    and some heads alone."""
     ops = TritonOps()
     heads, groups, width, length = (96, 8, 128, 2100) if on.large else (4, 2, 24, 300)
     cache = on.rand(2 * length, groups, 2 * width)
@@ -636,7 +646,7 @@ def check_gqa_attention(on: Device) -> None:
     on.close(found, plain(tree, q[:5]))
     assert torch.equal(found[:2], whole[:2])
     each = heads // groups
-    for g, some in ((1, slice(each, 2 * each)), (0, slice(1, each))):  # a rank's heads
+    for g, some in ((1, slice(each, 2 * each)), (0, slice(1, each))):  # the heads of a rank
         assert torch.equal(run(spans, q[:, some].contiguous(), cache[:, g : g + 1]), whole[:, some])
 
 

@@ -1,10 +1,10 @@
-"""Compiles Triton kernels for GPUs that are not there, and tells what each takes of them.
+"""Compiles Triton kernels for GPUs that this machine does not have, and prints the resources that each needs.
 
     python -m support.triton_compile 90        # compute capability 9.0: H100. 80: A100.
 
-The ops run on tensors without memory (device `meta`). Each launch is compiled, with the arguments' types and
-divisibilities that it would have on a GPU, and not run. ptxas comes with triton. It needs a process of its
-own, because `TRITON_INTERPRET=1` is read when triton is imported. Each line of the output is JSON.
+The ops run on tensors without memory (device `meta`). Each launch is compiled with the argument types and
+divisibilities that it would have on a GPU, and not run. ptxas comes with triton. It needs its own process,
+because `TRITON_INTERPRET=1` is read when triton is imported. Each line of the output is JSON.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from nextn.speculative.device.shape import Drafting, StepShape
 from nextn.speculative.device.triton.numbers import TritonNumbers
 
 OPS = TritonOps()
-Calls = Iterator[tuple[str, int]]  # the model and the number of rows of what is called next
-SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a block may have, by capability
+Calls = Iterator[tuple[str, int]]  # model and number of rows of the next calls
+SHARED = {80: 163 * 1024, 90: 227 * 1024}  # maximum bytes of shared memory of a block, by capability
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,18 @@ class Compiled:
     shape: str  # constants
     warps: int
     shared: int  # bytes of a block
-    registers: int  # of a thread
+    registers: int  # in a thread
     spilled: int  # bytes of a thread that did not fit into registers
-    # Which it has of HMMA, HGMMA (of the matrix units: mma, wgmma) and FFMA (f32, fused). Only looked for in
-    # kernels of bf16 that multiply matrices or put parts of sums together.
+    # Which of these it has: HMMA, HGMMA (matrix units: mma, wgmma), FFMA (f32, fused). Only read for bf16
+    # kernels that multiply matrices or join parts of sums.
     instructions: str
-    layouts: str  # of what the matrix units compute; the order of sums over it follows from these
-    inputs: str  # that follow one another in a thread, of what mma multiplies; so does it from these
+    layouts: str  # layouts of the matrix units' results, from which the order of sums follows
+    inputs: str  # consecutive inputs of mma in a thread; the order of sums also follows from these
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model. A layer of each kind of product is enough."""
+    """The sizes of a model. One layer of each kind of product is enough."""
 
     hidden: int
     heads: int
@@ -87,7 +87,7 @@ MODELS = {
 
 
 class _Device:
-    """What triton asks of a device in order to compile."""
+    """What triton needs of a device in order to compile."""
 
     def __init__(self, capability: int) -> None:
         from triton.backends.compiler import GPUTarget
@@ -108,7 +108,7 @@ class _Device:
 
 
 def compiled(capability: int, calls: Callable[[], Calls]) -> Iterator[Compiled]:
-    """Every kernel that ops launch, once."""
+    """Every kernel that the ops launch, once each."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -126,7 +126,7 @@ def compiled(capability: int, calls: Callable[[], Calls]) -> Iterator[Compiled]:
     try:
         case, left = ("", 0), calls()
         while True:
-            after = next(left, None)  # what is launched on the way belongs to `case`
+            after = next(left, None)  # kernels launched until then belong to `case`
             for name, kernel in launched:
                 if kernel.hash not in seen:
                     seen.add(kernel.hash)
@@ -142,7 +142,7 @@ def compiled(capability: int, calls: Callable[[], Calls]) -> Iterator[Compiled]:
 def _measured(name: str, kernel: Any, model: str, rows: int) -> Compiled:
     asm, metadata = kernel.asm, kernel.metadata
     sums = "tt.dot" in asm["ttir"] or name == "_join"
-    code = _disassembled(asm["cubin"]) if sums and "bf16" in asm["ttir"] else ""  # which takes half a second
+    code = _disassembled(asm["cubin"]) if sums and "bf16" in asm["ttir"] else ""  # this takes half a second
     found = re.findall(r"\b(HGMMA|HMMA|FFMA)\b", code)
     usage = re.search(r"REG:(\d+) STACK:(\d+)", _tool("cuobjdump", asm["cubin"], "--dump-resource-usage"))
     assert usage is not None
@@ -161,7 +161,7 @@ def _disassembled(cubin: bytes) -> str:
 
 
 def _tool(name: str, cubin: bytes, *options: str) -> str:
-    """The output of one of NVIDIA's tools that come with triton."""
+    """The output of one of the NVIDIA tools that come with triton."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin" / name
@@ -180,7 +180,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def all_ops(dtype: torch.dtype, models: dict[str, Sizes], counts: list[int]) -> Calls:
-    """Every op at every model's sizes; of counts[i] requests with a row each."""
+    """Calls every op at every model's sizes, with counts[i] requests of one row each."""
     for model, s in models.items():
         for rows in counts:
             yield model, rows
@@ -197,7 +197,7 @@ def all_ops(dtype: torch.dtype, models: dict[str, Sizes], counts: list[int]) -> 
 
 
 def fp8_products(models: dict[str, Sizes], counts: list[int]) -> Calls:
-    """With e4m3 blocks, of rows in bf16."""
+    """Calls the products with e4m3 blocks, for rows in bf16."""
     for model, s in models.items():
         for rows in counts:
             yield model, rows
@@ -226,7 +226,7 @@ def embeddings(s: Sizes, x: Tensor) -> None:
 
 
 def step_numbers(counts: list[int]) -> Calls:
-    """What a step on the device launches between its passes, of counts[i] requests."""
+    """Calls what a step on the device launches between its passes, for counts[i] requests."""
     device = torch.device("meta")
     for requests in counts:
         relay = Relay(requests, 64, device)
@@ -262,7 +262,7 @@ def attention(s: Sizes, x: Tensor) -> None:
 
 
 def attend(s: Sizes, q: Tensor) -> Tensor:
-    """After 99 tokens, and after 1,024."""
+    """Attention after 99 tokens, and after 1,024."""
     cache = meta(65536, s.rank + s.rope, dtype=q.dtype)
     for longest in (100, 1025):
         batch = PackedBatch([Span([0], longest - 1, [0] * 65)] * len(q), 16)
@@ -272,7 +272,7 @@ def attend(s: Sizes, q: Tensor) -> Tensor:
 
 
 def grouped_attention(x: Tensor, heads: int = 96, groups: int = 8, width: int = 128, half: int = 32) -> None:
-    """GLM-4.6's, after 99 tokens and after 1,024."""
+    """GLM-4.6's attention, after 99 tokens and after 1,024."""
     rows, cache = len(x), meta(65536, groups, 2 * width, dtype=x.dtype)
     qkv, norm = meta(rows, (heads + 2 * groups) * width, dtype=x.dtype), meta(width, dtype=x.dtype)
     cos, slots = meta(rows, half, dtype=torch.float32), meta(rows, dtype=torch.int32)

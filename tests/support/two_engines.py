@@ -1,5 +1,5 @@
-"""Two engines in this process, one of which computes the prompts of the other's requests: pages go from one
-to the other between steps, without sockets, and as unreliably as a test likes."""
+"""Two engines in this process. One computes the prompts of the other's requests. Pages are copied between
+steps, without sockets, and fail as often as a test wants."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from nextn.scheduler.transfers import sent_slots
 
 @dataclass
 class TwoEngines:
-    """breaks: the share of transfers that break off somewhere. After a step at most `most` pages of each
-    request go over."""
+    """breaks: share of transfers that break off. most: maximum of pages of each request that are copied after
+    a step."""
 
     prefill: Engine
     decode: Engine
@@ -24,10 +24,10 @@ class TwoEngines:
     breaks: float = 0.0
     fallback: bool = True
     most: int = 1
-    pages: int = 0  # that went over
+    pages: int = 0  # pages copied
     broken: int = 0
-    _sent: dict[str, int] = field(default_factory=dict)  # pages of each that fetches
-    _ends: dict[str, int] = field(default_factory=dict)  # after how many of them it breaks off
+    _sent: dict[str, int] = field(default_factory=dict)  # by request: pages copied so far
+    _ends: dict[str, int] = field(default_factory=dict)  # by request: number of pages at which it breaks off
     _computing: dict[str, Request] = field(default_factory=dict)
 
     def add(self, rid: str, tokens: list[int], params: SamplingParams, priority: int = 0) -> None:

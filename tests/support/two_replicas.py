@@ -1,4 +1,4 @@
-"""What tests ask a server of two replicas, or of two groups."""
+"""Requests of tests to a server with two replicas or two groups."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SERVE = (
     "-m", "nextn", "serve", "--port", "0", "--device", "cpu", "--threads", "1", "--kv-cache-tokens", "4096",
     "--speculative-eagle-topk", "2", "--check-integrity",
 )  # fmt: skip
-DRAFTS: dict[str, Any] = {"off": False, "auto": None, "trees": {"num_steps": 3}}  # `speculative` of a request
+DRAFTS: dict[str, Any] = {"off": False, "auto": None, "trees": {"num_steps": 3}}  # a request's `speculative`
 CASES = [("off", 0), ("auto", 1), ("trees", 0), ("trees", 1)]
-ENDLESS = {  # as long as it takes to kill somebody
+ENDLESS = {  # it runs long enough to kill a process
     "prompt": heldout_prompts(1)[0], "max_tokens": 1500, "n": 8, "temperature": 1, "ignore_eos": True
 }  # fmt: skip
 
@@ -49,7 +49,7 @@ def health(server: ServerProcess) -> tuple[int, dict[str, Any]]:
 
 
 def answer(server: Posts, case: tuple[str, int], **routed: int) -> tuple[list[Any], Any]:
-    """Choices and, where that does not depend on how fast the engine is, what was drafted."""
+    """The choices, and the drafts if they do not depend on the engine's speed (else None)."""
     drafts, temperature = case
     body = {"prompt": heldout_prompts(4), "max_tokens": 16, "temperature": temperature, "seed": 7}
     body |= {"logprobs": 2, "speculative": DRAFTS[drafts], "return_spec_tokens_details": True}
@@ -58,8 +58,8 @@ def answer(server: Posts, case: tuple[str, int], **routed: int) -> tuple[list[An
 
 
 def answers(server: Posts, **routed: int) -> Answers:
-    """One request after another, greedy and seeded, with empty caches: pages of a request that drafted
-    nothing may have no entries of the draft layer."""
+    """One request after another, greedy and seeded, with empty caches. (Cached pages of a request without
+    drafts may have no entries of the draft layer.)"""
     found = []
     for case in CASES:
         assert post(server, "/flush_cache").status_code == 200
@@ -68,7 +68,7 @@ def answers(server: Posts, **routed: int) -> Answers:
 
 
 def check_answers(server: ServerProcess, expected: Answers) -> None:
-    """Those of one engine, and its drafts, wherever they are asked for."""
+    """Answers and drafts are those of one engine, on either rank."""
     drafted = [spec["accepted"] for _, spec in expected if spec is not None]
     assert [sum(each) > 0 for each in drafted] == [False, True, True]
     assert answers(server) == expected

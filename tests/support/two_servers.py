@@ -1,4 +1,4 @@
-"""A prefill and a decode server, and a client that asks both as a gateway does in SGLang's dialect."""
+"""A prefill and a decode server, and a client that sends requests to both, as a gateway for SGLang does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class TwoServers:
         return {**self.bootstrap, "bootstrap_room": random.randrange(2**63)}
 
     def post(self, path: str, timeout: float = 60, **body: Any) -> httpx.Response:
-        """The decode server's answer; the prefill server's is read too. /flush_cache goes to both."""
+        """Returns the decode server's answer. The prefill server's answer is read too. /flush_cache goes to
+        both."""
         body = body if path == "/flush_cache" else self.remote() | body
 
         def ask() -> None:
@@ -45,7 +46,7 @@ class TwoServers:
         return answer
 
     def transfers(self) -> dict[str, float]:
-        """What the decode server says of its transfers, those of all replicas together."""
+        """The decode server's metrics of transfers, added up over replicas."""
         begin = "nextn:transfer_"
         found: dict[str, float] = defaultdict(float)
         for name, value in self.decode.metrics().items():
@@ -58,7 +59,7 @@ class TwoServers:
 def two_servers(
     both: Words = (), prefill: Words = (), decode: Words = (), serve: Words = SERVE
 ) -> Iterator[TwoServers]:
-    """At the end no process is left."""
+    """Both processes are ended at the end."""
     bootstrap = free_address()
     words = [*serve, *both, "--disaggregation-bootstrap-port", bootstrap.rpartition(":")[2]]
     first = ServerProcess([*words, "--disaggregation-mode", "prefill", *prefill])

@@ -1,4 +1,5 @@
-"""An engine whose steps run twice, in one call and the general way, with a cache of its own each."""
+"""An engine that runs every step twice, each time with its own cache: in one call, and as `Runner` does
+it."""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ Work = Mapping[str, tuple[list[int], SamplingParams]]
 
 
 class TwoWays:
-    """The executor of both. plain, general: how many steps of which were run in one call, and were not."""
+    """The executor of both. plain, general: numbers of steps that ran in one call, and that did not."""
 
     awake, wakes, world, waited = False, None, None, 0.0
 
     def __init__(self, one_call: Runner, general: Runner) -> None:
         assert one_call.plain is not None
         general.plain = None
-        for runner in (one_call, general):  # how long steps take was measured in it
+        for runner in (one_call, general):  # measurements of step times have written to it
             runner.pool.data.zero_()
         self.one_call, self.other, self.info = one_call, general, one_call.info
         self.plain = self.general = 0
@@ -58,7 +59,7 @@ class TwoWays:
     def launch(self, plan: Plan) -> Ran:
         result, again = self.one_call.run(plan), self.other.run(copy.deepcopy(plan))
         assert result == again
-        for mine, theirs in zip(result.spans, again.spans, strict=True):  # NO_DRAFT: none was wanted
+        for mine, theirs in zip(result.spans, again.spans, strict=True):  # NO_DRAFT: no draft was wanted
             assert (mine.draft is NO_DRAFT) == (theirs.draft is NO_DRAFT)
         one, other = (r.pool.data.view(torch.int16) for r in (self.one_call, self.other))
         assert torch.equal(one, other)
@@ -73,7 +74,7 @@ class TwoWays:
 
 
 class Depth:
-    """Automatic depth that does what it is told to. off: steps that do not draft."""
+    """Automatic depth that a test controls. off: numbers of steps that do not draft."""
 
     keeping, state = True, None
 
@@ -92,7 +93,7 @@ class Depth:
 
 
 def two_ways(num_steps: int, **options: Any) -> tuple[Engine, TwoWays]:
-    """On the embedded model, unless options say otherwise."""
+    """An engine with the embedded model, unless options say otherwise, and its executor."""
     settings = {
         "model_path": EMBEDDED,
         "page_size": 4, "kv_cache_tokens": 1024, "chunked_prefill_size": 16, "max_running_requests": 8,
@@ -109,7 +110,7 @@ def two_ways(num_steps: int, **options: Any) -> tuple[Engine, TwoWays]:
 
 
 def run(engine: Engine, work: Work, seed: int = 0) -> None:
-    """To the end; they come a few at a time."""
+    """Runs all requests to their ends. They arrive a few at a time."""
     rng = random.Random(seed)
     waiting = list(work.items())
     while waiting or engine.has_work():

@@ -1,11 +1,11 @@
 """Runs the commands of a page of the docs, as a reader does in two terminals.
 
-`<!-- run -->` before a code block marks it, and is invisible on the page. In a `console` block the lines
-after `$ ` are commands, and lines after `> ` are typed into the command before. `nextn serve` runs, as in a
-terminal of its own, until another one or the end of the page. A `python` block continues those before it.
-`<!-- serve: OPTIONS -->` starts a server that the page takes for granted.
+`<!-- run -->` before a code block marks it; it is invisible on the page. In a `console` block, lines after `$
+` are commands, and lines after `> ` are typed into the command before. `nextn serve` runs until the next one
+or the end of the page, as in its own terminal. A `python` block continues the ones before it. `<!-- serve:
+OPTIONS -->` starts a server that the page assumes.
 
-Two things differ from the page: the port, so that pages can run side by side, and `nextn`, which is that of
+Two things differ from the page: the port, so that pages can run in parallel, and `nextn`, which belongs to
 the Python that runs the tests.
 """
 
@@ -31,7 +31,7 @@ from nextn.utils import free_port
 MARK = re.compile(r"<!-- (?:(run)|serve:([^>]*)) -->\n+")
 DEFAULT_PORT = str(ServerConfig().port)
 END = "\0"
-# Commands that talk to a server, of which a page leaves out the default address.
+# For commands that talk to a server: the page omits the default address.
 SHELL = """
 nextn() { case $1 in
   chat|top) command "$PYTHON" -m nextn "$@" --base-url http://127.0.0.1:$PORT ;;
@@ -55,7 +55,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that the reader enters, and what the page shows after it."""
+    """One input of the reader, and what the page shows after it."""
 
     kind: str  # serve, console or python
     text: str
@@ -70,7 +70,7 @@ class Ran:
 
 
 def entries(page: str) -> Iterator[Entry]:
-    """What the marked blocks have. ValueError for a mark without a block that can run.
+    """The entries of the marked blocks. Raises ValueError for a mark without a block that can run.
 
     >>> list(entries("<!-- run -->\\n```console\\n$ a \\\\\\n  b\\nc\\n> d\\n```\\n"))
     [Entry(kind='console', text='a \\\\\\n  b', typed='d\\n', shown='c\\n')]
@@ -96,7 +96,7 @@ def console(block: str) -> Iterator[Entry]:
 
 
 class Terminal:
-    """A shell or a Python that reads one entry after another."""
+    """A shell or a Python that reads entries one after another."""
 
     def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -105,7 +105,7 @@ class Terminal:
         )  # fmt: skip
 
     def enter(self, text: str) -> Ran:
-        """Everything that it prints, errors included, and its exit code."""
+        """Runs the text. Returns all its output, errors included, and its exit code."""
         assert self.process.stdin is not None
         self.process.stdin.write(text)
         self.process.stdin.flush()
@@ -150,7 +150,7 @@ class Walkthrough:
         return terminal.enter(f"{text}\0" if entry.kind == "console" else json.dumps(text) + "\n")
 
     def serve(self, command: str) -> Ran:
-        """Starts it; returns when it is ready, with what it printed until then."""
+        """Starts a server. Returns its output when it is ready."""
         if self.server is not None:
             self.server.kill()
         words = command.replace("\\\n", " ").split()[1:]

@@ -1,4 +1,5 @@
-"""Native models whose experts are shared by the ranks of several groups, each rank a thread here."""
+"""Native models with experts that the ranks of several groups share. Each rank is a thread of this
+process."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ MOST_ROWS = 300
 
 
 class InLockstep:
-    """A model each of whose passes all ranks make together. halves: now and then in two halves. balancer:
-    moves experts between passes."""
+    """A model whose passes all ranks run together. halves: some passes are in two halves. balancer: moves
+    experts between passes."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class InLockstep:
         return self._passed(batch)
 
     def idle(self) -> None:
-        """Until nobody has rows any more."""
+        """Runs passes until no rank has rows any more."""
         while self.world.step(0):
             self._passed(self.model.batch([], self.pool.page_size))
 
@@ -72,8 +73,9 @@ def in_world(
     shards: int,
     **options: Any,
 ) -> list[list[Result]]:
-    """What each rank of each group finds. work(model, group). options: of InLockstep and SharedWorld.
-    balance: makes each rank's balancer. first_layer: of the placement. apart: as on several machines."""
+    """Runs work(model, group) on each rank of each group, and returns the results by group. options are for
+    SharedWorld or MeshWorld, except these. halves: see InLockstep. balance: makes each rank's balancer.
+    first_layer: of the placement. apart: as on several machines."""
     size, halves, apart = groups * each, options.pop("halves", False), options.pop("apart", False)
     first_layer = options.pop("first_layer", 0)
     balance: Balance | None = options.pop("balance", None)

@@ -1,9 +1,9 @@
-"""Architectures of GGUF files: for each a file with
+"""Architectures of GGUF files. Each has a file with two functions:
 
-    config(meta, tensors, weights)   config.json, as the model's own checkpoints have it
-    tensors(meta, tensors)           where their tensors lie, by name
+    config(meta, tensors, weights)   config.json, as in the model's original checkpoint
+    tensors(meta, tensors)           the sources of the checkpoint's tensors, by the checkpoint's name
 
-Keys and names are those that llama.cpp's conversion/ writes and its src/models/ read.
+Keys and names are those that llama.cpp writes (conversion/) and reads (src/models/).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ARCHITECTURES = {
 
 
 def architecture(meta: Metadata) -> Any:
-    """The module of a file's architecture. Raises CheckpointError for those that are not served, and for
-    files that hold no model."""
+    """The module of a file's architecture. Raises CheckpointError if nextn does not serve it, or if the file
+    contains no language model."""
     kind = meta.string("general.type", "model")
     if kind == "adapter":
         raise meta.error("general.type", "a LoRA adapter is no model; name the file of the model itself")

@@ -1,4 +1,4 @@
-"""What architectures of GGUF files have in common."""
+"""Functions and names that architectures of GGUF files share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_EXPERTS = 1 << 14
 TOKENS = "tokenizer.ggml.tokens"
 OUTPUT = "output.weight"
 
-# Keys that change what is computed, and the values with which they do not.
+# Keys that change the computation -> the value with which they do not.
 UNSUPPORTED: dict[str, Any] = {
     ".attention.scale": 0,
     ".attention.temperature_scale": 0,
@@ -33,7 +33,8 @@ UNSUPPORTED: dict[str, Any] = {
 
 
 def sizes(meta: Metadata, tensors: Collection[str]) -> dict[str, Any]:
-    """What every config.json says. NextN layers are the last blocks of a file."""
+    """The fields that every config.json has. NextN layers are the last blocks of a file. Raises
+    CheckpointError for a key in UNSUPPORTED."""
     meta.refuse(UNSUPPORTED)
     blocks, nextn = meta.integer(".block_count"), meta.integer(".nextn_predict_layers", 0)
     if nextn >= blocks:
@@ -72,7 +73,8 @@ def feed_forward(meta: Metadata) -> int:
 
 
 def alike(meta: Metadata, key: str) -> int:
-    """A number that llama.cpp also takes as an array, one for each layer: here they must be the same."""
+    """A number that llama.cpp also accepts as an array with one number per layer. Raises CheckpointError if
+    the numbers of an array differ."""
     value = meta.values.get(meta.arch + key)
     if isinstance(value, list):
         if not value or len(set(value)) > 1 or type(value[0]) is not int or value[0] < 0:
@@ -82,7 +84,7 @@ def alike(meta: Metadata, key: str) -> int:
 
 
 def head_dim(meta: Metadata) -> int:
-    """Of keys and values. Raises CheckpointError where they differ."""
+    """The width of a head's keys and values. Raises CheckpointError if they differ."""
     count = heads(meta)
     if not count:
         raise meta.error(".attention.head_count", "it must be 1 or more")
@@ -100,7 +102,7 @@ def experts(meta: Metadata) -> int:
 
 
 def gating(meta: Metadata, default: str) -> str:
-    """How routers score experts."""
+    """The function with which routers score experts: "softmax" or "sigmoid"."""
     number = meta.integer(".expert_gating_func", 0)
     found = {0: default, 1: "softmax", 2: "sigmoid"}.get(number)
     if found is None:
@@ -109,7 +111,8 @@ def gating(meta: Metadata, default: str) -> str:
 
 
 def moe(meta: Metadata, tensors: Collection[str], scoring: str) -> dict[str, Any]:
-    """Experts in DeepSeek's words, which GLM uses too. scoring: where the file does not say."""
+    """The fields of config.json about experts, with DeepSeek's names, which GLM uses too. scoring: the
+    default if the file does not say how routers score experts."""
     if not experts(meta):
         return {"n_routed_experts": 0}
     bias = any(name.endswith(".exp_probs_b.bias") for name in tensors)
@@ -130,8 +133,9 @@ def moe(meta: Metadata, tensors: Collection[str], scoring: str) -> dict[str, Any
 
 
 def rope_scaling(meta: Metadata) -> dict[str, Any] | None:
-    """Of any kind but llama3, which no key names. What is not computed, the family refuses by its name."""
-    # Older files have the second key and no type, which is linear then, as in llama.cpp.
+    """`rope_scaling` of config.json, for every kind except llama3, which has no key. If nextn does not
+    support the kind, `nextn.families` raises an error with its name."""
+    # Older files have the second key and no type. The type is linear then, as in llama.cpp.
     factor = meta.number(".rope.scaling.factor", meta.number(".rope.scale_linear", 0.0))
     kind = meta.string(".rope.scaling.type", "linear" if factor not in (0.0, 1.0) else "none")
     if kind == "none":
@@ -148,7 +152,7 @@ def rope_scaling(meta: Metadata) -> dict[str, Any] | None:
     return found
 
 
-# In the file, and in a checkpoint of Llama's layout.
+# Names in the file -> names in a checkpoint with Llama's layout.
 WHOLE = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -192,7 +196,7 @@ NEXTN = {
     "blk.{layer}.nextn.enorm.weight": "model.layers.{layer}.enorm.weight",
     "blk.{layer}.nextn.hnorm.weight": "model.layers.{layer}.hnorm.weight",
     "blk.{layer}.nextn.shared_head_norm.weight": "model.layers.{layer}.shared_head.norm.weight",
-    # copies of the model's own, which are not loaded
+    # Copies of the model's embedding and head. They are not loaded.
     "blk.{layer}.nextn.embed_tokens.weight": "model.layers.{layer}.embed_tokens.weight",
     "blk.{layer}.nextn.shared_head_head.weight": "model.layers.{layer}.shared_head.head.weight",
 }

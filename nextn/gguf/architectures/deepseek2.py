@@ -1,7 +1,7 @@
-"""deepseek2: DeepSeek-V3 and R1, GigaChat3, GLM-4.7-Flash: MLA, experts in groups, NextN layers.
+"""deepseek2: DeepSeek-V3 and R1, GigaChat3, GLM-4.7-Flash, with MLA, experts in groups, and NextN layers.
 
-Rotary pairs are interleaved in DeepSeek's own files too, so no rows change places. llama.cpp splits kv_b_proj
-in two (`KeyValueUp`); files from before April 2025 have it whole, as attn_kv_b.
+Rotary pairs are interleaved in DeepSeek's original files too, so rows keep their order. llama.cpp splits
+kv_b_proj in two (`KeyValueUp`). Files from before April 2025 have it whole, as attn_kv_b.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def config(meta: Metadata, tensors: Mapping[str, Tensor], weights: object = None
 
 
 def _rope_scaling(meta: Metadata) -> dict[str, Any] | None:
-    """The file has a tenth of mscale_all_dim, and not mscale: in all of DeepSeek's models they are equal."""
+    """The file has a tenth of mscale_all_dim, and no mscale. In all DeepSeek models, both are equal."""
     found, tenth = common.rope_scaling(meta), meta.number(".rope.scaling.yarn_log_multiplier", None)
     if found is not None and tenth:
         found["mscale"] = found["mscale_all_dim"] = round(tenth * 10, 5)

@@ -1,5 +1,5 @@
-"""glm4moe: GLM-4.5 to 4.7: GQA of which a part of each head turns, experts, NextN layers as DeepSeek's. Rows
-stand as in GLM's own files."""
+"""glm4moe: GLM-4.5 to 4.7. They have GQA with a part of each head rotated, experts, and NextN layers like
+DeepSeek's. Rows are in the order of GLM's files."""
 
 from __future__ import annotations
 

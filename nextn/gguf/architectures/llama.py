@@ -1,8 +1,8 @@
-"""llama: Llama 2 and 3, Mistral, SmolLM: GQA, dense.
+"""llama: Llama 2 and 3, Mistral, SmolLM. They have GQA and are dense.
 
-llama.cpp turns neighbours, Llama's checkpoints a head's first half with its second: the rows of q and k
-stand in another order in the file, and are put back when they are read. Llama 3's rotary factors are a tensor
-in the file, rope_freqs, and four numbers in config.json.
+Rotary pairs are neighbours in llama.cpp; in Llama's checkpoints, they are an element of a head's first half
+and one of its second half. So the rows of q and k have another order in the file, and are reordered when they
+are read. Llama 3's rotary factors are a tensor in the file, rope_freqs, but four numbers in config.json.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from nextn.gguf.names import Source, sources
 
 NAMES = {**common.WHOLE, **common.NORMS, **common.ATTENTION, **common.MLP}
 FACTORS = "rope_freqs.weight"
-# What all of Meta's models with such factors have.
+# The values of all of Meta's models with such factors.
 LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192
 
 
 def config(
     meta: Metadata, tensors: Mapping[str, Tensor], weights: Callable[[Tensor], Sequence[float]]
 ) -> dict[str, Any]:
-    """weights: reads a tensor of f32."""
+    """config.json. weights: reads the values of an f32 tensor."""
     found = common.sizes(meta, tensors)
     if common.experts(meta):
         raise meta.error(".expert_count", "Llama models with experts (Mixtral) are not supported")
@@ -48,7 +48,7 @@ def config(
 
 
 def llama3(meta: Metadata, stored: Sequence[float], theta: float) -> dict[str, Any]:
-    """The numbers that the factors come from. Raises CheckpointError where it cannot be these."""
+    """The numbers from which the factors `stored` were computed. Raises CheckpointError if there are none."""
     factor = round(max(stored, default=0.0), 4)
     made = factors(2 * len(stored), theta, factor) if factor >= 1 else []
     if len(made) != len(stored) or not all(
@@ -67,7 +67,7 @@ def llama3(meta: Metadata, stored: Sequence[float], theta: float) -> dict[str, A
 
 
 def factors(dim: int, theta: float, factor: float) -> list[float]:
-    """By which Llama 3 divides the frequencies of a head of `dim` values."""
+    """The factors by which Llama 3 divides the frequencies of a head of `dim` values; one for each pair."""
     found = []
     for i in range(0, dim, 2):
         length = 2 * math.pi * theta ** (i / dim)

@@ -1,5 +1,5 @@
-"""qwen2: Qwen2 and 2.5: GQA with biases of queries, keys and values, dense. Rows stand as in Qwen's own
-files."""
+"""qwen2: Qwen2 and 2.5. They have GQA with biases of queries, keys and values, and are dense. Rows are in the
+order of Qwen's files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = {**common.WHOLE, **common.NORMS, **common.ATTENTION, **common.MLP}
 
 def config(meta: Metadata, tensors: Mapping[str, Tensor], weights: object = None) -> dict[str, Any]:
     found = common.sizes(meta, tensors)
-    del found["attention_bias"]  # Qwen2's are always there
+    del found["attention_bias"]  # Qwen2 always has these biases
     return {
         **found,
         "architectures": ["Qwen2ForCausalLM"],

@@ -1,4 +1,4 @@
-"""qwen3: GQA with norms of the heads' queries and keys, dense. Rows stand as in Qwen's own files."""
+"""qwen3: GQA with a norm of each head's queries and keys, dense. Rows are in the order of Qwen's files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Few-bit weights for the native kernels: which formats they compute from, and how they are packed
-(csrc/coded.h).
+"""Few-bit weights for the native kernels (csrc/coded.h): which formats they can read, and how to pack them.
 
-What they cannot take, inputs that are no whole groups above all, the caller widens.
+The caller widens matrices that the kernels cannot read, mostly because their inputs are not whole groups.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ KINDS = {
     "Q4_0": Q4_0, "Q4_1": Q4_1, "Q5_0": Q5_0, "Q5_1": Q5_1, "Q8_0": Q8_0,
     "Q4_K": Q4_K, "Q5_K": Q5_K, "Q6_K": Q6_K,
 }  # fmt: skip
-BLOCKS = {  # inputs of a block: of INT4 the least
+BLOCKS = {  # inputs of a block; for INT4 the minimum
     INT4: 32, INT4Z: 32, Q4_0: 32, Q4_1: 32, Q5_0: 32, Q5_1: 32, Q8_0: 32, Q4_K: 256, Q5_K: 256, Q6_K: 256,
 }  # fmt: skip
-GROUPS = (128, 64, 32)  # inputs that may share a scale of INT4
-UNIT = 256.0  # INT4 scales are kept in f16 as that many times themselves, so that small ones survive
+GROUPS = (128, 64, 32)  # possible numbers of inputs that share a scale of INT4
+UNIT = 256.0  # INT4 scales are stored in f16, multiplied by this, so that small ones do not become 0
 
 
 def kind_of(format: Format, n_in: int) -> int | None:
-    """The kernels' kind for matrices of this format with n_in inputs; None: they have none."""
+    """The kernels' kind for matrices of this format with n_in inputs; None if they cannot read them."""
     if format.name == INT8_NAME:
         return INT8
     if format.name == INT4_NAME:
@@ -53,19 +52,20 @@ def kind_of(format: Format, n_in: int) -> int | None:
 
 
 def block_of(group: int) -> int:
-    """The inputs of one scale as the kernels have them, where the checkpoint has `group`: a larger group is
-    cut. 0: they cannot."""
+    """Number of inputs per scale in the kernels, if the checkpoint has `group` inputs per scale. Larger
+    groups are split. 0 if the kernels cannot read them."""
     return next((block for block in GROUPS if group > 0 and group % block == 0), 0)
 
 
 def by_bytes(level: str) -> frozenset[int]:
-    """The kinds that the kernels at this level can multiply with inputs in 8 bits."""
+    """The kinds of weights that the kernels at this level can multiply with 8-bit inputs."""
     able = library(level).nx_ways
     return frozenset(kind for kind in BLOCKS if able(kind) >> BY_BYTES & 1)
 
 
 def place(stored: Stored, to: int, weight: Weight, first: int, interleave: int) -> None:
-    """Packs rows into a weight of the same kind whose panels begin at address `to`."""
+    """Packs rows into a weight of the same kind, whose panels begin at address `to`. Raises ValueError if a
+    scale of INT4 is too large for f16."""
     rows, columns = stored.shape
     assert columns == weight.n_in, (stored.shape, weight.n_in)
     assert kind_of(stored.format, columns) == weight.kind, (stored.format, weight.kind)

@@ -1,4 +1,4 @@
-"""The native choice of tokens; see nextn.sampling.sampler for its definition."""
+"""Chooses tokens with the native kernels. `nextn.sampling.sampler` defines the choice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nextn.ops.cpu.interface import SAMPLING
 def draw(
     kernels: CDLL, logits: Tensor, draws: Sequence[DrawParams], confidence: list[float] | None = None
 ) -> list[int]:
-    """`nextn.ops.base.Draw`: logits [N or more, V] -> the N tokens that `draws` ask for, or NO_TOKEN."""
+    """`nextn.ops.base.Draw`: logits [N or more, V] -> the N tokens that `draws` choose, or NO_TOKEN."""
     tokens = array("i", bytes(4 * sum([d.rows for d in draws])))
     assert len(tokens) <= logits.shape[0]
     confidences = array("f", bytes(0 if confidence is None else 4 * len(tokens)))
@@ -29,5 +29,5 @@ def draw(
 
 
 def packed(draws: Sequence[DrawParams]) -> bytes:
-    """As the kernels read them."""
+    """The draws as the kernels read them: NxSampling structures, one after another."""
     return b"".join([SAMPLING.pack(*d) for d in draws])

@@ -1,11 +1,11 @@
-"""What the native attention reads in a cache entry: `Heads`, for latent attention and for grouped queries."""
+"""Describes cache entries for the native attention (`Heads`), for MLA and for grouped-query attention."""
 
 from __future__ import annotations
 
 from nextn.ops.cpu.interface import Heads
 from nextn.ops.cpu.weights import padded
 
-ALIGN = 32  # elements: values and keys are filled up to whole runs of them
+ALIGN = 32  # values and keys are padded to a multiple of this many elements
 
 
 def latent_heads(heads: int, rank: int, width: int) -> Heads:
@@ -15,6 +15,6 @@ def latent_heads(heads: int, rank: int, width: int) -> Heads:
 
 
 def grouped_heads(kv_heads: int, heads: int, value: int, key: int) -> Heads:
-    """GQA: a value and a key for each of kv_heads, each of which `heads` query heads share."""
+    """GQA: a value and a key for each of kv_heads. `heads` query heads share each pair."""
     value_room, key_room = padded(value, ALIGN), padded(key, ALIGN)
     return Heads(kv_heads, heads, 0, 1, value_room + key_room, value_room, value_room, key_room, value)

@@ -1,4 +1,4 @@
-"""The C interface of the native kernels (csrc/), as ctypes sees it: numbers, structures, functions."""
+"""The C interface of the native kernels (csrc/) for ctypes: numbers, structures, functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ctypes import (
 )  # fmt: skip
 from struct import Struct
 
-INTERFACE = 26  # nx_interface of a library that fits this file
+INTERFACE = 26  # value of nx_interface in a library that fits this file
 F32, BF16, E4M3, INT8 = range(4)
 INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q4_1, Q5_0, Q5_1 = range(4, 14)  # few-bit codes (csrc/coded.h)
 KINDS = {  # their names
@@ -35,7 +35,7 @@ WAYS = (
 )
 BY_BYTES = WAYS.index("dot products of bytes")
 PANEL = 64  # outputs of a whole panel (csrc/panels.h)
-# NxSampling of csrc/choose.h, its fields in the order of nextn.ops.base.DrawParams.
+# NxSampling of csrc/choose.h, with its fields in the order of nextn.ops.base.DrawParams.
 SAMPLING = Struct("@QIIfffii4x")
 CUTOFF = Struct("@8f9f4f")  # NxCutoff of csrc/cutoff.h: the edges and the fields of nextn.cutoff.Cutoff
 

@@ -1,7 +1,7 @@
-"""The native CPU kernels (csrc/), called through ctypes with data pointers (`nextn.ops.cpu.interface`).
+"""Loads the native CPU kernels (csrc/). They are called through ctypes (`nextn.ops.cpu.interface`).
 
-One library for each instruction set level lies in lib/; every engine runs the best that this machine can run,
-or the one that --cpu-isa asks for.
+lib/ has one library for each instruction set level. An engine uses the best level that this machine can run,
+or the level that --cpu-isa names.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ NOT_BUILT = "they were not built with nextn; install a C++17 compiler (g++ or cl
 
 
 class NoLibrary(Exception):
-    """The native kernels cannot be used here; the text says why."""
+    """The native kernels cannot be used on this machine. The text says why."""
 
 
 @cache
 def library(level: str | None = None) -> CDLL:
-    """The kernels at `level`, or at the best level that is built and that this machine runs.
+    """The kernels at `level`; None: at the best level that is built and that this machine can run.
 
-    Raises NoLibrary.
+    Raises NoLibrary if they are not built or cannot be loaded.
     """
     if level is None:
         level = machine_level()[0]
@@ -36,13 +36,13 @@ def library(level: str | None = None) -> CDLL:
 
 
 def build_of(level: str) -> str:
-    """Tells one build of a level's kernels from another."""
+    """A string that differs between builds of a level's kernels: file size and time."""
     found = (FOLDER / f"libnextn_{level}.so").stat()
     return f"{found.st_size}-{found.st_mtime_ns}"
 
 
 def machine_level() -> tuple[str, str]:
-    """(the best level that is built and that this machine runs, why it is that). Raises NoLibrary."""
+    """(the best level that is built and that this machine can run, the reason). Raises NoLibrary."""
     able, built = able_levels(), runnable_levels()
     reason = f"the CPU can run {', '.join(able)}"
     if built[-1] != able[-1]:
@@ -51,9 +51,9 @@ def machine_level() -> tuple[str, str]:
 
 
 def choose_level(asked: str) -> tuple[str, str]:
-    """(the level of an engine with `--cpu-isa asked`, why it is that).
+    """(the level of an engine with `--cpu-isa asked`, the reason).
 
-    Raises NoLibrary; ValueError for a level that cannot run here.
+    Raises NoLibrary, and ValueError for a level that cannot run on this machine.
     """
     if asked == "auto":
         return machine_level()
@@ -65,12 +65,12 @@ def choose_level(asked: str) -> tuple[str, str]:
 
 
 def runnable_levels() -> tuple[str, ...]:
-    """The levels that are built and that this machine runs, the best one last. Raises NoLibrary."""
+    """The levels that are built and that this machine can run, the best one last. Raises NoLibrary."""
     return tuple(name for name in able_levels() if (FOLDER / f"libnextn_{name}.so").exists())
 
 
 def able_levels() -> tuple[str, ...]:
-    """The levels that this machine runs, built or not. Raises NoLibrary."""
+    """The levels that this machine can run, built or not, the best one last. Raises NoLibrary."""
     portable = FOLDER / "libnextn_portable.so"
     if not portable.exists():
         raise NoLibrary(NOT_BUILT)

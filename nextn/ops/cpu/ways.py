@@ -1,14 +1,14 @@
-"""Which arithmetic multiplies weights fastest: measured once on a machine for each weight format, and kept.
+"""Measures which arithmetic multiplies weights fastest, once per machine and weight format, and saves it.
 
 A level of kernels has up to three ways to multiply rows with a weight: AMX tiles, dot products of bf16 pairs,
-and f32 multiply-adds. Which is fastest depends on the chip. One way serves all row counts of a weight, for a
-row's bits must not depend on the rows beside it. So a way is judged at 1 to 256 rows together: by the
-geometric mean of its times over those of the level's own way, which stays unless another takes less than GAIN
-of it. The shapes of the trials are fixed: the choice depends on machine, build and format, and neither on the
-model nor on how it is split, so all ranks and every later start choose alike.
+and f32 multiply-adds. The fastest one depends on the chip. All row counts of a weight use the same way,
+because a row's bits must not depend on the rows beside it. So a way is judged at 1 to 256 rows together, by
+the geometric mean of its times divided by those of the level's default way. The default stays unless this
+mean is below GAIN. The shapes of the trials are fixed: the choice depends on machine, build and format, but
+not on the model or its split. So all ranks and all later starts choose the same way.
 
     {"chip": "...", "cores": 2, "level": "amx", "build": "...",
-     "formats": {"bf16": {"way": 0, "seconds": {"tiles": [...], ...}}}}
+     "formats": {"bf16": {"way": 0, "seconds": {"AMX tiles": [...], ...}}}}
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ log = logging.getLogger("nextn.engine")
 ROWS = (1, 4, 16, 64, 256)
 GAIN = 0.95
 SHAPE = (1024, 1024)  # outputs and inputs of a trial's weights
-BYTES = 24 << 20  # that few rows walk through, as a step walks through a model
-MANY = 16  # rows from which on products wait for arithmetic, and two weights are enough
-SECONDS = 0.01  # of a trial
-Seconds = Mapping[int, Sequence[float]]  # by way: of a product with one weight, at each of ROWS
+BYTES = 24 << 20  # of weights that products with few rows read in turn, as a step reads a model
+MANY = 16  # rows; from here on arithmetic limits the speed, and two weights are enough
+SECONDS = 0.01  # duration of a trial
+Seconds = Mapping[int, Sequence[float]]  # way -> time of a product with one weight, at each of ROWS
 
 
 class Ways:
-    """level: of the kernels. folder: where what was found is kept, by default nextn/kernels in the user's
-    cache. Where it cannot be written nothing is measured, and every format has the level's own way."""
+    """The way for each kind of weights. level: of the kernels. folder: where the results are saved, by
+    default nextn/kernels in the user's cache. If it cannot be written, nothing is measured, and every kind
+    uses the level's default way."""
 
     def __init__(self, level: str, folder: Path | None = None) -> None:
         self._level = level
@@ -60,13 +61,13 @@ class Ways:
         self._known: dict[int, int] = {}
 
     def of(self, kind: int) -> int:
-        """The way of weights of this kind: as kept, or measured now, which takes some 50 ms for each way."""
+        """The way for weights of this kind: saved, or measured now, which takes about 50 ms per way."""
         if kind not in self._known:
             self._known[kind] = self._find(kind)
         return self._known[kind]
 
     def kept(self) -> dict[str, str]:
-        """What was found at earlier starts, in words, by the name of the format."""
+        """The results of earlier starts: name of the format -> description."""
         formats = self._read()["formats"]
         words = {}
         for name, found in formats.items():
@@ -76,7 +77,7 @@ class Ways:
 
     def _find(self, kind: int) -> int:
         able = library(self._level).nx_ways(kind)
-        # Dot products of bytes round their inputs: whether they may is not for a clock to say.
+        # Dot products of bytes round their inputs, so an option selects them, and not their speed.
         ways = [way for way in range(1, len(WAYS)) if able >> way & 1 and way != BY_BYTES]
         if len(ways) < 2:
             return 0
@@ -112,7 +113,7 @@ class Ways:
 
 
 def measure(level: str, kind: int, ways: Sequence[int]) -> dict[int, list[float]]:
-    """Seconds of a product with one weight, at each of ROWS, of every way, in turns."""
+    """way -> seconds of a product with one weight, at each of ROWS. The ways take turns."""
     kernels, (n_out, n_in) = library(level), SHAPE
     arena, block = Arena(), 128 if kind == E4M3 else coded.BLOCKS.get(kind, 0)
     weights = [PackedWeight(n_out, n_in, kind, block=block, arena=arena)]
@@ -139,19 +140,19 @@ def measure(level: str, kind: int, ways: Sequence[int]) -> dict[int, list[float]
 
 
 def choose(seconds: Seconds) -> int:
-    """The way with the least geometric mean over the level's own way, 0, or that if none is below GAIN."""
+    """The way with the smallest `slowness`; 0, the level's default way, if it is not below GAIN."""
     best = min(seconds, key=lambda way: slowness(seconds, way))
     return best if slowness(seconds, best) < GAIN else 0
 
 
 def slowness(seconds: Seconds, way: int) -> float:
-    """Of this way, in times of way 0's, over all row counts."""
+    """Time of this way divided by that of way 0: the geometric mean over all row counts."""
     ratios = [mine / own for mine, own in zip(seconds[way], seconds[0], strict=True)]
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
 def describe(way: int, seconds: Seconds) -> str:
-    """A way, and its time at one row and at the most rows over that of the level's own."""
+    """A way in words, with its time divided by that of way 0, at one row and at the most rows."""
     if way == 0:
         return f"{WAYS[0]}, the fastest of {len(seconds) - 1}"
     one, many = (seconds[way][i] / seconds[0][i] for i in (0, -1))
@@ -159,7 +160,7 @@ def describe(way: int, seconds: Seconds) -> str:
 
 
 def _seconds(found: Mapping[str, Any]) -> Seconds:
-    """As kept. Raises KeyError, TypeError or ValueError where something is wrong."""
+    """The times of a saved result. Raises KeyError, TypeError or ValueError if the result is invalid."""
     seconds = {WAYS.index(name): [float(s) for s in each] for name, each in found["seconds"].items()}
     if found["way"] not in seconds or any(len(each) != len(ROWS) for each in seconds.values()):
         raise ValueError(found)
@@ -167,10 +168,10 @@ def _seconds(found: Mapping[str, Any]) -> Seconds:
 
 
 def _least(ways: Sequence[int], once: Callable[[int], None]) -> dict[int, float]:
-    """Seconds of each way, the least of several times in turns."""
+    """way -> the minimum of several measured times, in seconds. The ways take turns."""
     best, began = dict.fromkeys(ways, math.inf), time.perf_counter()
     for way in ways:
-        once(way)  # wakes threads and reads what they need
+        once(way)  # warm-up: wakes threads and fills caches
     while math.inf in best.values() or time.perf_counter() - began < SECONDS * len(ways):
         for way in ways:
             start = time.perf_counter()
@@ -181,10 +182,10 @@ def _least(ways: Sequence[int], once: Callable[[int], None]) -> dict[int, float]
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time. Raises OSError where there is no place for the file."""
+    """Lets one process at a time run the block. Raises OSError if the lock file cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as held:
-        with contextlib.suppress(ImportError):  # Windows has none: two may measure at once
+        with contextlib.suppress(ImportError):  # Windows has no fcntl: two processes may measure at once
             import fcntl
 
             fcntl.flock(held, fcntl.LOCK_EX)

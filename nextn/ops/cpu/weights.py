@@ -1,5 +1,5 @@
-"""Weights as the native kernels read them: packed into panels (csrc/panels.h), in bf16, e4m3, int8, f32, or
-a few bits (csrc/coded.h)."""
+"""Packs weights for the native kernels: into panels (csrc/panels.h), in bf16, e4m3, int8, f32, or a few bits
+(csrc/coded.h)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from nextn.ops.int4 import quantize_int4
 from nextn.ops.stored import Stored
 
 STORED = {F32: torch.float32, BF16: torch.bfloat16, E4M3: torch.uint8, INT8: torch.int8}
-SLACK = 4096  # bytes behind the last panel that a prefetch may ask for
+SLACK = 4096  # bytes after the last panel, which a prefetch may address
 LARGE_PAGE = 1 << 21
-CHUNK = 1 << 26  # bytes of address space, of which what is not used is not taken from memory
+CHUNK = 1 << 26  # bytes of address space; unused ones take no memory
 
 
 def padded(n: int, to: int) -> int:
@@ -26,21 +26,21 @@ def padded(n: int, to: int) -> int:
 
 
 def in_large_pages(size: int) -> Tensor:
-    """[size] uint8, uninitialised, in pages of 2 MiB where Linux gives them."""
+    """[size] uint8, uninitialised, in pages of 2 MiB if Linux provides them."""
     data = torch.empty(size, dtype=torch.uint8)
-    library().nx_advise(data.data_ptr(), size)  # to be asked for before the first touch
+    library().nx_advise(data.data_ptr(), size)  # before the first access, which allocates the pages
     return data
 
 
 class Arena:
-    """Memory in large pages, for weights of any size: a step reads all of them, and with pages of 4 KiB it
-    would look up as many addresses as it reads rows of them."""
+    """Memory in large pages, for weights of any size. A step reads all weights; with pages of 4 KiB it would
+    need as many address look-ups as it reads rows of weights."""
 
     def __init__(self) -> None:
         self._left = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size: int) -> Tensor:
-        """[size] uint8 zeros, on a cache line."""
+        """[size] uint8 zeros, aligned to a cache line."""
         whole_lines = padded(size, 64)
         if whole_lines > self._left.numel():
             whole = in_large_pages(max(CHUNK, whole_lines) + LARGE_PAGE)
@@ -50,11 +50,11 @@ class Arena:
 
 
 class PackedWeight:
-    """`members` weights of one shape, one after another (heads, experts), or a single one.
+    """`members` weights of the same shape, one after another (heads, experts), or a single weight.
 
-    n_out, n_in: of one of them. block: inputs of one scale (e4m3: even; INT4); int8 has one scale for each
-    output, and GGUF's kinds know theirs. Inputs of few-bit kinds are whole blocks.
-    What is never placed is zero. arena: to lie in; else it has memory of its own.
+    n_out, n_in: shape of a member. block: inputs per scale, for e4m3 (even) and INT4. int8 has one scale for
+    each output, and GGUF's kinds have fixed blocks. Inputs of few-bit kinds are whole blocks. Outputs that
+    are never placed are zero. arena: where to allocate the memory; None: a new one.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class PackedWeight:
 
     @property
     def bytes(self) -> int:
-        """That hold weights and scales."""
+        """Number of bytes of weights and scales."""
         scales = 0 if self.scales is None else self.scales.numel() * 4
         return self.members * self.stride + scales
 
     def member(self, member: int) -> list[NDArray[np.uint8]]:
-        """Where all bytes of one member lie, scales too."""
+        """All bytes of one member, as views: weights, then scales if it has some."""
         data = self.data[member * self.stride : (member + 1) * self.stride]
         scales = [] if self.scales is None else [self.scales[member].view(torch.uint8)]
         return [one.numpy() for one in (data, *scales)]
@@ -115,9 +115,9 @@ class PackedWeight:
     ) -> None:
         """Puts weight [rows, n_in] ([n_in, rows] if transposed) at outputs first, first + 1, ...
 
-        interleave 2: rows go in groups of 16 to every other group, `first` (0 or 1) being the first one.
-        scale [rows, blocks] f32: of e4m3, whose weight is the stored bytes; int8 makes its own. Few-bit kinds
-        take `Stored` of their format, INT4 also what it is to be made from.
+        interleave 2: groups of 16 rows go to every other group of outputs, beginning with group `first` (0 or
+        1). scale [rows, blocks] f32: for e4m3, whose weight is e4m3 as stored; int8 computes its own scales.
+        Few-bit kinds take `Stored` of their format; INT4 also takes plain weights and converts them.
         """
         if isinstance(weight, Stored):
             to = self.data.data_ptr() + member * self.stride
@@ -160,5 +160,5 @@ class PackedWeight:
 
 
 def norm_weight(n: int) -> Tensor:
-    """[n up to a multiple of 32] f32 zeros, of which the first n are the weight's."""
+    """[n rounded up to a multiple of 32] f32 zeros. The caller fills the first n."""
     return torch.zeros(padded(n, 32))

@@ -1,28 +1,29 @@
-"""Attention over the paged cache, with nothing gathered: a program is one tile of a span's queries, over all
-its rows and heads, and one part of the keys they see, which it reads once for all of them.
+"""Attention that reads the paged cache directly. A program computes a tile of a span's queries, from all its
+rows and heads, over a part of the keys that they attend to. It reads these keys once for the whole tile.
 
-In absorbed MLA (arXiv 2405.04434) all heads see one set of keys: an entry is [latent | rotated], all of it
-the key, and the latent the value. In grouped-query attention each group of heads sees its own, [value | key]
-of one key-value head, and has programs of its own.
+In absorbed MLA (arXiv 2405.04434) all heads attend to the same keys. An entry is [latent | rotated]: all of
+it is the key, and the latent is the value. In grouped-query attention each group of heads attends to one
+key-value head, [value | key] in an entry, and has separate programs.
 
-A query is one head of one row; those of a span count up row by row, `M` to a tile. A part is PART positions,
-counted from the sequence's beginning, gone through in blocks of KEYS with the running maximum and sum of
-FlashAttention (arXiv 2205.14135). Every part begins anew, and parts are put together in their order
-(`_merge`), as in FlashMLA's and FlashDecoding's split keys: by `_join`, where each part has a program, or by
-one program that goes through all of them. Both do the same operations (`enable_fp_fusion=False`: no
-multiplication is fused with an addition in one and not in the other), so the number of programs is free.
+A query is one head of one row. A span's queries are numbered row by row; a tile has `M` of them. A part is
+PART positions, counted from the beginning of the sequence. A program goes through a part in blocks of KEYS,
+with the running maximum and sum of FlashAttention (arXiv 2205.14135). Every part starts with empty sums, and
+parts are merged in their order (`_merge`), as in the split keys of FlashMLA and FlashDecoding. If each part
+has its own program, `_join` merges them; otherwise one program goes through all parts. Both do the same
+operations (`enable_fp_fusion=False`: neither fuses a multiplication with an addition that the other does
+not), so the number of programs does not change the result.
 
-The order of a sum follows from the positions alone, tiles have one shape in all batches, and a block in
-which a query sees nothing leaves its sums as they are. So a row has the same bits whether it came with a
-prompt, alone or amid a tree, and however long the others are. Scores, maxima, sums and what is summed are
-f32; probabilities are brought to the cache's dtype to be multiplied with it.
+The order of a sum depends only on the positions. Tiles have one shape in all batches. A block without visible
+keys does not change a query's sums. So a row has the same bits with a prompt, alone or in a tree, whatever
+the lengths of other rows. Scores, maxima, sums and their terms are f32; probabilities are converted to the
+cache's dtype for the product with the values.
 
-Rows of a tree see the same keys up to the tree's root, and keys of their own from there on. A key's place in
-its block is its position, which may be another slot for each row; so the blocks from the root on are gone
-through once for each row of the tile, with the other rows' queries seeing nothing.
+Rows of a tree attend to the same keys up to the tree's root, and to different keys from there on. A key's
+index in its block follows from its position, whose slot can differ between rows. So the blocks from the root
+on are processed once for each row of the tile, and the other rows' queries attend to nothing there.
 
-The grid has a program for each row and as many tiles as a row alone may need: how the rows are cut into spans
-is known on the device alone, and programs without a tile end at once.
+The grid has, for each row, as many tiles as a single row can need: only the device knows how the rows are cut
+into spans. Programs without a tile end at once.
 
 Shapes: T rows, H heads, R kv_lora_rank, P rope width, D = R + P.
 """
@@ -40,16 +41,16 @@ from torch import Tensor
 from nextn.ops.base import Spans
 from nextn.ops.triton.early import early, let_next_start, wait
 
-SCRATCH = 128 << 20  # bytes of parts that wait to be joined
-FOLDED = 2048  # keys whose parts one program goes through, at most
+SCRATCH = 128 << 20  # maximum bytes of parts that `_join` merges
+FOLDED = 2048  # maximum number of keys whose parts one program goes through
 FULL = 1024  # warps that keep a device busy; an H100 has 132 multiprocessors
-JOINED = 4  # heads of a program of `_join`
-LEAST = 16  # elements that the matrix units multiply and add up at a time
+JOINED = 4  # heads per program of `_join`
+LEAST = 16  # elements of a sum that the matrix units process at a time
 
 
 @triton.jit
 def _merge(best, total, acc, other, others, other_acc):
-    """The sums over some keys, and over those after them -> over both."""
+    """The sums over some keys, and the sums over the keys after them -> the sums over all of them."""
     now = tl.maximum(best, other)
     mine, theirs = tl.exp(best - now), tl.exp(other - now)
     return now, total * mine + others * theirs, acc * mine[:, None] + other_acc * theirs[:, None]
@@ -60,7 +61,8 @@ def _block(
     q_latent, q_rope, cache, cache_row, slot, there, pos, last, best, total, acc,
     RANK: tl.constexpr, ROPE: tl.constexpr, R: tl.constexpr, P: tl.constexpr, LATENT: tl.constexpr,
 ):  # fmt: skip
-    """The running maximum, sum and sum of values, after a block of keys. last [M]: what each query sees."""
+    """The running maximum, sum and sum of values after one more block of keys. last [M]: the last position
+    that each query attends to."""
     r, p = tl.arange(0, R), tl.arange(0, P)
     entry = cache + slot.to(tl.int64)[:, None] * cache_row
     latent = tl.load(entry + r[None, :], mask=there[:, None] & (r < RANK)[None, :], other=0.0)
@@ -72,7 +74,7 @@ def _block(
         scores = tl.dot(q_rope, tl.trans(turned), input_precision="ieee")
     scores = tl.where(pos[None, :] <= last[:, None], scores, float("-inf"))
     now = tl.maximum(best, tl.max(scores, axis=1))
-    seen = tl.where(now > float("-inf"), now, 0.0)  # of a query that has seen nothing yet: not -inf - -inf
+    seen = tl.where(now > float("-inf"), now, 0.0)  # avoids -inf - -inf for a query without keys so far
     chances = tl.exp(scores - seen[:, None])
     shrink = tl.exp(best - seen)
     total = total * shrink + tl.sum(chances, axis=1)
@@ -87,9 +89,10 @@ def _attend(
     KEYS: tl.constexpr, PART: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, R: tl.constexpr,
     P: tl.constexpr, STAGES: tl.constexpr, GROUPS: tl.constexpr, LATENT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Of all parts, out [T, GROUPS * HEADS, R]. SPLIT: of one part; out [T, GROUPS * HEADS, parts, R] f32 is
-    not yet divided by the sum of probabilities, and sums [T, GROUPS * HEADS, parts, 2] f32 has that sum after
-    their maximum. LATENT: the value belongs to the key; else a query has ROPE elements."""
+    """out [T, GROUPS * HEADS, R] <- attention over all parts. SPLIT: over one part. Then out
+    [T, GROUPS * HEADS, parts, R] f32 is not yet divided by the sum of probabilities. sums
+    [T, GROUPS * HEADS, parts, 2] f32 has the maximum and this sum. LATENT: the value is a part of the key;
+    otherwise a query has ROPE elements."""
     wait(PDL)
     program, group = tl.program_id(0), tl.program_id(2)
     cache += group * (RANK + ROPE)
@@ -102,7 +105,7 @@ def _attend(
     query = from_query + tl.arange(0, M)  # of the span
     ok = query < rows * HEADS
     own = tl.minimum(query // HEADS, rows - 1)  # row of the span
-    position = tl.load(positions + row + own)  # the last key that the query sees
+    position = tl.load(positions + row + own)  # the last position that the query attends to
     keys = tl.max(position, axis=0) + 1
     first_part, end_part = 0, tl.cdiv(keys, PART)
     if SPLIT:
@@ -113,12 +116,12 @@ def _attend(
     start = tl.load(starts + span)
     pages = table + tl.load(page_at + span)
     forked = tl.load(cu_paths + row) < tl.load(cu_paths + row + 1)
-    root = tl.where(forked, start // KEYS * KEYS, keys)  # blocks before it are shared by all rows
+    root = tl.where(forked, start // KEYS * KEYS, keys)  # all rows share the blocks before it
     top, bottom = from_query // HEADS, tl.minimum((from_query + M - 1) // HEADS, rows - 1)
 
     r, p, key = tl.arange(0, R), tl.arange(0, P), tl.arange(0, KEYS)
     place = (((row + query // HEADS) * GROUPS + group) * HEADS + query % HEADS).to(tl.int64)
-    before: tl.constexpr = RANK if LATENT else 0  # elements of a query that meet the value
+    before: tl.constexpr = RANK if LATENT else 0  # elements of a query that are multiplied with the value
     of_query = q + place[:, None] * (before + ROPE)
     q_rope = tl.load(of_query + before + p[None, :], mask=ok[:, None] & (p < ROPE)[None, :], other=0.0)
     q_latent = q_rope
@@ -143,7 +146,7 @@ def _attend(
             )  # fmt: skip
         behind = tl.cdiv(end - fork, KEYS)
         for block in tl.range(0, behind * (bottom - top + 1), num_stages=2):
-            one = top + block // tl.maximum(behind, 1)  # row of the span, which alone sees these keys
+            one = top + block // tl.maximum(behind, 1)  # the only row of the span that sees these keys
             pos = fork + block % tl.maximum(behind, 1) * KEYS + key
             there = pos < tl.minimum(tl.load(positions + row + one) + 1, end)
             on_path = there & (pos >= start)
@@ -175,7 +178,7 @@ def _join(
     accs, sums, out, positions, parts, HEADS: tl.constexpr, PART: tl.constexpr, RANK: tl.constexpr,
     R: tl.constexpr, JOINED: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [T, H, R] <- the parts of a row, in their order, AHEAD of which are read at a time."""
+    """out [T, H, R] <- the parts of each row, merged in their order. AHEAD parts are read at a time."""
     wait(PDL)
     let_next_start(PDL)
     row, head, r = tl.program_id(0), tl.program_id(1) * JOINED + tl.arange(0, JOINED), tl.arange(0, R)
@@ -186,7 +189,7 @@ def _join(
     total = tl.zeros((JOINED,), dtype=tl.float32)
     acc = tl.zeros((JOINED, R), dtype=tl.float32)
     for first in range(0, used, AHEAD):
-        for i in tl.static_range(AHEAD):  # one that is not there leaves the sums as they are
+        for i in tl.static_range(AHEAD):  # a part that does not exist does not change the sums
             at, ok = place * parts + first + i, first + i < used
             other = tl.load(sums + 2 * at, mask=ok, other=float("-inf"))
             others = tl.load(sums + 2 * at + 1, mask=ok, other=0.0)
@@ -197,8 +200,8 @@ def _join(
 
 
 class AttentionTile(NamedTuple):
-    """queries, keys: of a block. stages: of the loop over blocks; with 5 two blocks of keys are read ahead,
-    with 3 one, because the page has to be read before the keys in it. part: keys of a part."""
+    """queries, keys: numbers per block. stages: of the loop over blocks. With 5, two blocks of keys are read
+    ahead, with 3 one, because a page's number has to be read before its keys. part: keys per part."""
 
     queries: int
     keys: int
@@ -209,19 +212,19 @@ class AttentionTile(NamedTuple):
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have."""
+    """Maximum bytes of shared memory per program; 0 without CUDA."""
     if device.type != "cuda":
         return 0
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
 
 
 def tile_of(rank: int, wide: bool, room: int) -> AttentionTile:
-    """By the width of a latent, or of a value and a key (a power of two), whether the cache is f32, and the
-    bytes of shared memory that a program may have. Not by the batch, nor by the number of heads: a
-    row's bits may depend on it.
+    """The tile for a cache. rank: width of a latent, or of a value and a key together (a power of two). wide:
+    whether the cache is f32. room: bytes of shared memory per program. The tile does not depend on the batch
+    or on the number of heads, because a row's bits may depend on the tile.
 
     Shared memory holds the queries and the blocks of keys. With a latent of 512 and 64 rotated elements in
-    bf16 that is 1,152 bytes for each:
+    bf16, each query and each key takes 1,152 bytes:
 
     | queries | keys | blocks | KiB | fits into |
     |--:|--:|--:|--:|---|
@@ -229,14 +232,14 @@ def tile_of(rank: int, wide: bool, room: int) -> AttentionTile:
     | 32 | 64 | 1 | 36 + 72 | A100 (163) |
     | 16 | 64 | 1 | 18 + 72 | GPUs with 99 |
 
-    The sums of 32 queries take 64 registers of each of 256 threads. 64 queries would take 128 of the 255 that
-    there are, and did not fit: ptxas spilled 200 to 700 bytes a thread. Fewer than 64 keys leave half of
-    eight warps with nothing to do in the scores, whose tiles are 8 keys wide.
+    The sums of 32 queries take 64 registers of each of 256 threads. 64 queries would take 128 of the 255
+    registers, and did not fit: ptxas spilled 200 to 700 bytes per thread. With fewer than 64 keys, half of
+    eight warps have no work in the scores, whose tiles are 8 keys wide.
 
-    Short parts make one request fast, because each has a program. Long ones make many requests fast, because
-    fewer sums are put together. Of narrow latents 16 queries and parts of 128 keys were the best or nearly so
-    from 1 request to 32, on an H200. Of wide ones, parts of 128 took 25 % off one request's time after 1,024
-    keys and added 22 % to that of 32.
+    Short parts make one request fast, because each part has a program. Long parts make many requests fast,
+    because fewer sums are merged. For narrow latents, 16 queries and parts of 128 keys were the best or
+    nearly the best with 1 to 32 requests, on an H200. For wide latents, parts of 128 keys took 25 % less time
+    with one request after 1,024 keys, and 22 % more time with 32 requests.
     """
     if wide:
         keys = 32 if room >= 114 << 10 or rank < 512 else 16
@@ -251,8 +254,8 @@ def tile_of(rank: int, wide: bool, room: int) -> AttentionTile:
 
 
 def parts_of(length: int, part: int) -> int:
-    """Parts that a grid has for rows which see at most so many keys: a power of two, so that few grids
-    differ. parts_of(128, 128) == 1, parts_of(800, 128) == 8."""
+    """Number of parts in the grid if a row attends to at most `length` keys: a power of two, so that there
+    are few different grids. parts_of(128, 128) == 1, parts_of(800, 128) == 8."""
     return 1 << max(0, (length - 1) // part).bit_length()
 
 
@@ -272,17 +275,17 @@ def gqa_attention(q: Tensor, cache: Tensor, spans: Spans) -> Tensor:
 def _attention(
     q: Tensor, cache: Tensor, spans: Spans, rank: int, rope: int, groups: int, latent: bool
 ) -> Tensor:
-    """rank: width of a value. rope: of what follows it in an entry."""
+    """rank: width of a value. rope: number of elements after the value in an entry."""
     assert q.is_contiguous()
     rows, heads, _ = q.shape
     block = max(LEAST, triton.next_power_of_2(rank))
-    # A key of its own beside the value takes as much room again.
+    # In grouped-query attention, the key takes as much shared memory as the value.
     tile = tile_of(block if latent else 2 * block, cache.dtype.itemsize > 2, shared_memory(q.device))
     parts, own = parts_of(spans.longest, tile.part), heads // groups
     tiles = triton.cdiv(own, tile.queries)
     out = torch.empty(rows, heads, rank, dtype=q.dtype, device=q.device)
-    # Parts with programs of their own keep a device busy with few rows. With many rows, writing and reading
-    # parts would take longer than their keys do; but where keys are many, one long row would be waited for.
+    # With few rows, a program per part keeps the device busy. With many rows, writing and reading the parts
+    # would take longer than reading the keys. But with many keys, all would wait for a long row's program.
     few = rows * tiles * groups * tile.warps < FULL or parts * tile.part > FOLDED
     split = parts > 1 and few and 4 * rows * heads * parts * rank <= SCRATCH
     accs = sums = out

@@ -1,9 +1,9 @@
-"""The best token of each row of logits and its confidence; of logits that lie in memory, or of a product's
-before they are written there.
+"""The best token of each row of logits, and its confidence. The logits are in memory, or come from a product
+and are never written to memory.
 
-Of several places with equal logits the first is taken. Nothing is added up, so the result has one value in
-whatever order the places meet: a product's tile leaves the best of its columns, the second best and where the
-best is, and a program for each row goes on with these as with logits.
+Of equal logits, the first is chosen. There are no sums, so the result does not depend on the order of
+comparisons. Each tile of a product stores the best of its columns, the second best, and the column of the
+best. Then a program for each row compares the tiles.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ NOTHING = tl.constexpr(NO_TOKEN)
 
 @triton.jit
 def _choose(best, second, where, confidence):
-    """Of lanes, each with the place of its best and the second best besides. Returns the best and its
-    place."""
+    """Combines lanes; each has its best, its second best, and the index of its best. Stores the confidence,
+    and returns the best and its index."""
     most = tl.max(best, axis=0)
     chosen = tl.min(tl.where(best == most, where, NOWHERE), axis=0)
     others = tl.max(tl.where(where == chosen, second, best), axis=0)
-    differ = most > others  # else both may be infinite
+    differ = most > others  # if they are equal, both may be infinite: inf - inf is NaN
     tl.store(confidence, tl.where(differ, most, 0.0) - tl.where(differ, others, 0.0))
     return most, chosen
 
@@ -61,8 +61,8 @@ def _tile_bests(
     x, w, best, second, where, wrong, rows, vocab, n_in, x_row, w_row, tiles,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """best, second, where, wrong [T, tiles] <- of a tile of x W^T: the best, the next one, the column of the
-    best, and whether one is NaN."""
+    """best, second, where, wrong [T, tiles] <- for each row of a tile of x W^T: the best, the second best,
+    the column of the best, and whether an element is NaN."""
     wait(PDL)
     tile = tl.program_id(1)
     row, col = tl.program_id(0) * M + tl.arange(0, M), tile * N + tl.arange(0, N)
@@ -129,7 +129,7 @@ def best_token(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def best_of_product(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """x [T, n_in], weight [V, n_in] -> ids [T] int64, NO_TOKEN where the best logit is infinite or one is
+    """x [T, n_in], weight [V, n_in] -> ids [T] int64, NO_TOKEN if the best logit is infinite or a logit is
     NaN, and confidence [T] f32."""
     assert x.stride(1) == weight.stride(1) == 1
     (rows, n_in), vocab = x.shape, weight.shape[0]

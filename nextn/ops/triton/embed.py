@@ -1,5 +1,5 @@
-"""What a pass begins with, in one launch: embeddings and the rotations of the rows' positions; before a NextN
-module, the norms of embeddings and hidden states side by side.
+"""The beginning of a pass in one launch: embeddings, and the rotations for the rows' positions. For a NextN
+module, also the norms of embeddings and hidden states, side by side.
 
 Shapes: T rows, C hidden, P rotated elements.
 """
@@ -18,7 +18,7 @@ from nextn.ops.triton.rows import row_warps, store_norm
 
 @triton.jit
 def _take_turns(cos, sin, row_cos, row_sin, row, position, half, HALF: tl.constexpr):
-    """Of one row."""
+    """Copies cos and sin for the position of one row."""
     i = tl.arange(0, HALF)
     tl.store(row_cos + row * half + i, tl.load(cos + position * half + i, mask=i < half), mask=i < half)
     tl.store(row_sin + row * half + i, tl.load(sin + position * half + i, mask=i < half), mask=i < half)
@@ -44,8 +44,8 @@ def _embed_beside(
     hidden_row, width, half, eps, SOME: tl.constexpr, FIRST: tl.constexpr, MASKS: tl.constexpr,
     C: tl.constexpr, HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Programs (row, 0) take the embedding and the rotations, programs (row, 1) the hidden state. SOME: is it
-    one of `rows`?"""
+    """Programs (row, 0) process the embedding and the rotations, programs (row, 1) the hidden state. SOME:
+    the hidden state of row t is hidden[rows[t]]."""
     wait(PDL)
     let_next_start(PDL)
     row, part, c = tl.program_id(0), tl.program_id(1), tl.arange(0, C)
@@ -85,8 +85,8 @@ def embed_beside(
     tokens: Tensor, positions: Tensor, tables: Tables, hidden: Tensor, rows: Tensor | None,
     norms: tuple[Tensor, Tensor], eps: float, embedding_first: bool, masks_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """hidden [N, C], rows [T] of it, or None: all; norms [C] -> both [T, 2 * C], and cos and sin as `embed`
-    has them."""
+    """hidden [N, C]; rows [T], indices into it, or None: all; norms [C] -> [T, 2 * C], and cos and sin as
+    from `embed`."""
     count, width = len(tokens), _checked(tables)
     assert hidden.stride(1) == 1
     assert len(hidden if rows is None else rows) == count
@@ -103,7 +103,7 @@ def embed_beside(
 
 
 def _checked(tables: Tables) -> int:
-    """The embedding's width."""
+    """Checks strides and dtypes. Returns the embedding's width."""
     assert all(table.is_contiguous() for table in tables)
     assert tables.cos.dtype == tables.sin.dtype == torch.float32
     return tables.embedding.shape[1]

@@ -1,9 +1,8 @@
-"""Routed experts: rows are put in the order of their experts, every expert computes its own, a token's are
-added up.
+"""Routed experts: sorts rows by expert, computes each expert's rows, and sums the results of each token.
 
-A pair is one expert of one token, number token * K + k. An expert's pairs go into tiles of ROWS, a tile has
-one expert: the idea of vLLM's and SGLang's `moe_align_block_size`. How many tiles there are is known on the
-device alone; as many programs are started as there could be, and those without pairs end at once.
+A pair is one expert of one token, with number token * K + k. An expert's pairs go into tiles of ROWS pairs; a
+tile has one expert, as in `moe_align_block_size` of vLLM and SGLang. Only the device knows how many tiles
+there are. So as many programs start as there could be tiles, and programs without pairs end at once.
 
 Shapes: T tokens, K experts of each, E experts, I their width, C hidden.
 """
@@ -23,9 +22,9 @@ from nextn.ops.triton.early import early, let_next_start, wait
 from nextn.ops.triton.product import ROWS, operand, product, tile_of, two_products
 from nextn.ops.triton.rows import mixed
 
-SQUARE = 8192  # experts times pairs that are compared at a time
-FEW = 256  # pairs: up to so many, 64 at a time are faster than 256
-APART = 4  # rows: of so few, hardly any two go to one expert, and each pair is a tile
+SQUARE = 8192  # maximum of experts times pairs that are compared at a time
+FEW = 256  # up to this many pairs, 64 at a time are faster than 256
+APART = 4  # up to this many rows, two rarely share an expert, and each pair is a tile
 
 
 @triton.jit
@@ -33,8 +32,8 @@ def _tiles(
     ids, order, owner, filled, pairs, tiles, M: tl.constexpr, E: tl.constexpr, PAIRS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program. ids [pairs], negative: of no expert here -> order [tiles * M], the pairs of each tile;
-    owner [tiles], its expert; filled [tiles], how many pairs it has. Integers only.
+    """Sorts pairs into tiles, in one program. ids [pairs], negative: no expert of this device -> order
+    [tiles * M], the pairs of each tile; owner [tiles], its expert; filled [tiles], its number of pairs.
 
     Worked example, M = 2: ids 5 3 5 5 -> tiles (3: pair 1), (5: pairs 0, 2), (5: pair 3).
     """
@@ -67,8 +66,8 @@ def _tiles(
 
 @triton.jit
 def _tile(order, owner, filled, tiles, pairs, rows, top_k, M: tl.constexpr, APART: tl.constexpr):
-    """Of this program's tile: how many pairs it has, their numbers, their tokens. Tiles from `tiles` on are
-    the shared expert's: all `rows` tokens, whose pairs are numbered from `pairs` on. APART: see `Tiles`."""
+    """(number of pairs, their numbers, their tokens) of this program's tile. Tiles from `tiles` on are those
+    of the shared expert: all `rows` tokens, whose pairs are numbered from `pairs` on. APART: see `Tiles`."""
     tile, i = tl.program_id(0), tl.arange(0, M)
     routed = tile < tiles
     after = (tile - tiles) * M
@@ -89,7 +88,7 @@ def _gate_up(
     w_expert, w_row, s_expert, s_row, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
     B: tl.constexpr, APART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [pairs + rows, width] <- silu(x G^T) * (x U^T) of each pair's token and expert. s, B: see
+    """out [pairs + rows, width] <- silu(x G^T) * (x U^T) for each pair's token and expert. s, B: see
     `product`."""
     wait(PDL)
     tile, i = tl.program_id(0), tl.arange(0, M)
@@ -118,8 +117,8 @@ def _down(
     w_row, s_expert, s_row, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
     B: tl.constexpr, APART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [pairs + rows, n_out] f32 <- x [pairs + rows, n_in] times each pair's expert. s, B: see
-    `product`."""
+    """out [pairs + rows, n_out] f32 <- x [pairs + rows, n_in] times the weight of each pair's expert. s, B:
+    see `product`."""
     wait(PDL)
     tile, i = tl.program_id(0), tl.arange(0, M)
     n, pair, _ = _tile(order, owner, filled, tiles, pairs, rows, top_k, M, APART)
@@ -139,8 +138,8 @@ def _down(
 
 @triton.jit
 def _mix(parts, weights, out, rows, width, top_k: tl.constexpr, C: tl.constexpr, PDL: tl.constexpr):
-    """out [T, C] f32 <- a token's experts, in the order of its ids, each times its weight; 0 from row `rows`
-    on."""
+    """out [T, C] f32 <- the sum of each token's results times their weights, in the order of its ids; 0 from
+    row `rows` on."""
     wait(PDL)
     let_next_start(PDL)
     row, c = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
@@ -149,8 +148,8 @@ def _mix(parts, weights, out, rows, width, top_k: tl.constexpr, C: tl.constexpr,
 
 
 class Tiles(NamedTuple):
-    """Whose rows are computed together, see `_tiles`. shape: of the ids, [R, K]. apart: each pair is a tile,
-    and the three arrays are the pairs' experts, negative where that is elsewhere."""
+    """The rows that are computed together, see `_tiles`. shape: of the ids, (R, K). apart: each pair is a
+    tile, and all three arrays are the ids: the pairs' experts, negative for an expert on another device."""
 
     order: Tensor
     owner: Tensor
@@ -160,7 +159,7 @@ class Tiles(NamedTuple):
 
 
 def dispatch(ids: Tensor, count: int) -> Tiles:
-    """ids [R, K] int64, of `count` experts; negative: elsewhere."""
+    """ids [R, K] int64 of `count` experts; negative: an expert on another device."""
     assert ids.is_contiguous()
     pairs = ids.numel()
     if len(ids) <= APART:
@@ -181,8 +180,8 @@ def dispatch(ids: Tensor, count: int) -> Tiles:
 def experts(
     x: Tensor, tiles: Tiles, gate_up: Weight, down: Weight, *, inner: Columns | None = None
 ) -> Tensor:
-    """x [T, C], gate_up [E, 2 * I, C], down [E, C, I] -> [R, K, C] f32; elsewhere anything. inner: see
-    `nextn.ops.base.Ops`."""
+    """x [T, C], gate_up [E, 2 * I, C], down [E, C, I] -> [R, K, C] f32; any values for experts on another
+    device. inner: see `nextn.ops.base.Ops`."""
     middle = _middle(x, tiles, gate_up)
     if inner is not None:
         middle = inner.whole(middle)
@@ -192,8 +191,8 @@ def experts(
 def experts_with_shared(
     x: Tensor, tiles: Tiles, gate_up: Weight, down: Weight, shared_gate_up: Weight, shared_down: Weight
 ) -> tuple[Tensor, Tensor]:
-    """Besides, an expert that all rows go to, shared_gate_up [2 * I, C], shared_down [C, I] -> its [T, C]
-    f32 behind those of the others."""
+    """(`experts`, the result [T, C] f32 of a shared expert for all rows). shared_gate_up [2 * I, C],
+    shared_down [C, I]. Both are computed in the same launches."""
     middle = _middle(x, tiles, gate_up, shared_gate_up)
     results = _results(middle, tiles, down, shared_down)
     pairs = tiles.shape.numel()
@@ -201,7 +200,7 @@ def experts_with_shared(
 
 
 def _middle(x: Tensor, tiles: Tiles, gate_up: Weight, shared: Weight | None = None) -> Tensor:
-    """-> [R * K, I], and, where an expert is shared, T rows more."""
+    """[R * K, I]: silu(gate) * up of each pair. With a shared expert, T more rows follow."""
     assert x.stride(1) == 1
     assert gate_up.is_contiguous()
     assert shared is None or (shared.is_contiguous() and shared.shape == gate_up.shape[1:])
@@ -222,7 +221,7 @@ def _middle(x: Tensor, tiles: Tiles, gate_up: Weight, shared: Weight | None = No
 
 
 def _results(middle: Tensor, tiles: Tiles, down: Weight, shared: Weight | None = None) -> Tensor:
-    """middle: all columns of it -> as many rows, [C] f32 each."""
+    """middle [rows, I], with all columns -> [rows, C] f32."""
     assert down.is_contiguous()
     assert shared is None or (shared.is_contiguous() and shared.shape == down.shape[1:])
     order, owner, filled, (rows, top_k), apart = tiles

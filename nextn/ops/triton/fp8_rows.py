@@ -1,5 +1,5 @@
-"""`nextn.ops.fp8_rows.rounded`, to the bit: a program rounds some blocks of a row. It rounds the bits of f32,
-since older GPUs do not convert e4m3."""
+"""`nextn.ops.fp8_rows.rounded` with the same bits. A program rounds some blocks of a row. It rounds the bits
+of f32 numbers, because older GPUs cannot convert to e4m3."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from nextn.ops.fp8_rows import BLOCK, LEAST, MOST_FRACTION, OPEN
 from nextn.ops.triton.early import early, let_next_start, wait
 
-BLOCKS = 8  # of a program
+BLOCKS = 8  # per program
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def _round(
     bits = (v * ((254 - exponent) << 23).to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
     normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) & 0x7FF00000).to(tl.float32, bitcast=True)
-    # Below 2**-6 in steps of 2**-9, which is what the last bit of 16384 is.
+    # Below 2**-6, e4m3 has steps of 2**-9. Adding 16384 rounds to them: its last bit is 2**-9.
     small = (magnitude.to(tl.float32, bitcast=True) + 16384.0) - 16384.0
     found = tl.where(magnitude < 0x3C800000, small, normal) * scale
     found = tl.where(bits < 0, -found, found)
@@ -41,7 +41,7 @@ def _round(
 
 
 def rounded(x: Tensor) -> Tensor:
-    """x [T, n] -> [T, n] of its dtype."""
+    """x [T, n] -> [T, n] in the dtype of x."""
     assert x.stride(1) == 1
     rows, width = x.shape
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)

@@ -1,6 +1,7 @@
-"""What grouped-query attention does before it attends: a program is one head of one row, its arithmetic f32.
+"""Prepares grouped-query attention: writes keys and values to the cache and returns the queries. A program
+processes one head of one row, in f32.
 
-Shapes: T rows, H heads, G key-value heads, D width of a head, P rotated elements, the last of it.
+Shapes: T rows, H heads, G key-value heads, D width of a head, P rotated elements, the last ones of a head.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ def _write_kv(
     eps, scale, BIAS: tl.constexpr, NORM: tl.constexpr, N: tl.constexpr, HALF: tl.constexpr, D: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Heads of a row of qkv: `heads` queries, `groups` keys and as many values. Entries of the cache are, for
-    each key, [value | key]."""
+    """A row of qkv has `heads` queries, `groups` keys and `groups` values. A cache entry has [value | key]
+    for each of the groups."""
     wait(PDL)
     let_next_start(PDL)
     row, head, width = tl.program_id(0), tl.program_id(1), nope + 2 * half
@@ -35,7 +36,7 @@ def _write_kv(
         tl.store(value_to, value.to(cache.dtype.element_ty), mask=d < width)
     else:
         n, i = tl.arange(0, N), tl.arange(0, HALF)
-        first, second = nope + 2 * i, nope + 2 * i + 1  # of the pairs that are rotated
+        first, second = nope + 2 * i, nope + 2 * i + 1  # the elements of the rotated pairs
         plain = tl.load(x + n, mask=n < nope, other=0.0).to(tl.float32)
         even = tl.load(x + first, mask=i < half, other=0.0).to(tl.float32)
         odd = tl.load(x + second, mask=i < half, other=0.0).to(tl.float32)

@@ -1,7 +1,7 @@
-"""Products of all rows with one matrix, or with one for each head; queries; and the first half of SwiGLU.
+"""Products of all rows with one matrix, or with one matrix per head; queries; and the first half of SwiGLU.
 
-Shapes: T rows, H heads. The grid: tiles of rows, which come first, so that those that share a piece of the
-weights run side by side; tiles of columns; heads.
+Shapes: T rows, H heads. The axes of the grid are tiles of rows, tiles of columns, and heads. Tiles of rows
+are first, so that programs which read the same weights run at the same time.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def _matmul(
     x, w, s, out, rows, n_out, n_in, x_row, x_head, w_head, w_out, w_in, s_out, out_row, out_head,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [T, H, n_out] <- x [T, H, n_in] times w, whose element for output n and input k of a head lies at
-    n * w_out + k * w_in. s, s_out, B: see `product`; of one head alone."""
+    """out [T, H, n_out] <- x [T, H, n_in] times w. In a head of w, output n and input k have offset
+    n * w_out + k * w_in. s, s_out, B: see `product`; only with a single head."""
     wait(PDL)
     head = tl.program_id(2)
     row = tl.program_id(0) * M + tl.arange(0, M)
@@ -43,8 +43,8 @@ def _absorb(
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, HALF: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [T, H, n_out + 2 * half] <- scale times q [T, H, n_in] W, then what follows in q, its pairs rotated
-    by cos and sin [T, half]. The programs of the first columns do the rotation."""
+    """out [T, H, n_out + 2 * half] <- scale times q[..., :n_in] W, followed by scale times the other elements
+    of q, their pairs rotated by cos and sin [T, half]. The programs of the first columns do the rotation."""
     wait(PDL)
     head = tl.program_id(2)
     row = tl.program_id(0) * M + tl.arange(0, M)
@@ -100,7 +100,7 @@ def linear(x: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
 
 
 def heads_matmul(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """x [T, H, n_in], weight [H, n_in, n_out], however its elements lie -> [T, H, n_out]."""
+    """x [T, H, n_in], weight [H, n_in, n_out] with any strides -> [T, H, n_out]."""
     return _heads_matmul(x, operand(weight), dtype)
 
 

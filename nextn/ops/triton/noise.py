@@ -1,5 +1,5 @@
-"""Random numbers: what `nextn.ops.philox.uniforms` gives, to the bit, in one kernel. In plain torch it is
-some 150, each of which goes through all numbers.
+"""The random numbers of `nextn.ops.philox.uniforms`, with the same bits, in one kernel. Plain torch launches
+about 150 kernels, and each of them processes all numbers.
 
 Shapes: N rows.
 """
@@ -14,14 +14,14 @@ from triton.language.random import philox_impl
 
 from nextn.ops.triton.early import early, let_next_start, wait
 
-QUARTERS = 256  # counters of a program, of four words each
+QUARTERS = 256  # counters per program; each gives four words
 
 
 @triton.jit
 def _uniforms(
     seed_low, seed_high, stream, position, out, quarters, Q: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """out [N, 4 * quarters] f64. Words are whole numbers below 2^32, so nothing is rounded."""
+    """Fills out [N, 4 * quarters] f64. Words are whole numbers below 2^32, so f64 represents them exactly."""
     wait(PDL)
     let_next_start(PDL)
     row, q = tl.program_id(0), tl.program_id(1) * Q + tl.arange(0, Q)

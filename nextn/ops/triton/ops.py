@@ -1,4 +1,5 @@
-"""`nextn.ops.base.Ops` in the kernels of this package. See `nextn.ops.triton` for which is where."""
+"""`nextn.ops.base.Ops` with the kernels of this package. The docstring of `nextn.ops.triton` lists its
+files."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ class TritonOps:
         self, x: Tensor, runs: moe.Tiles, gate_up: Weight, down: Weight, shared_gate_up: Weight,
         shared_down: Weight,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        # Many rows go through a shared expert in higher tiles than the few that each routed expert gets.
+        # With many rows, the shared expert uses tiles with more rows than a routed expert, which gets few.
         if len(x) > 4 * ROWS or shared_gate_up.shape != gate_up.shape[1:]:
             return moe.experts(x, runs, gate_up, down), self.swiglu_mlp(x, shared_gate_up, shared_down)
         return moe.experts_with_shared(x, runs, gate_up, down, shared_gate_up, shared_down)

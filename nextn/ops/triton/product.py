@@ -1,11 +1,11 @@
 """The inner loop of every matrix product, and its tiles.
 
-The tiles of Triton's matrix multiplication tutorial. An output is the sum over K in order: in bf16 and f16
-one instruction of the matrix units after the other, each adding the products of its 16 elements to an f32
-accumulator; in f32 one fused multiply-add after the other (no tf32). No tile splits K, so the order is the
-same in tiles of every size: their size may follow from the number of rows, and a row's bits do not.
-`tests/gpu/test_triton.py` holds that over all sizes used here, matrix units of both kinds (mma, wgmma)
-among them.
+The tiles are those of Triton's matrix multiplication tutorial. An output is the sum over K in order. In bf16
+and f16, the matrix units execute one instruction after the other; each adds the products of 16 elements to an
+f32 accumulator. In f32 it is one fused multiply-add after the other (no tf32). No tile splits K, so the order
+is the same in tiles of every size. The number of rows may determine the tile size without changing a row's
+bits. `tests/gpu/test_triton.py` checks this for all sizes used here, with both kinds of matrix units (mma,
+wgmma).
 
 Shapes: M rows and N columns of a tile of outputs, K elements of a step of the sum.
 """
@@ -21,11 +21,11 @@ from torch import Tensor
 
 from nextn.ops.fp8 import Fp8Matrix, Weight
 
-ROWS = 16  # of the lowest tile, the fewest that the matrix units take
+ROWS = 16  # of the smallest tile; the matrix units take no fewer
 
 
 class Tile(NamedTuple):
-    """Rows and columns of outputs, elements a step; warps that compute it, steps that are read ahead."""
+    """Rows and columns of outputs, elements per step, warps, and stages of the loop over steps."""
 
     rows: int
     columns: int
@@ -35,13 +35,13 @@ class Tile(NamedTuple):
 
 
 def tile_of(rows: int, n_out: int, n_in: int, dtype: torch.dtype, block: int = 0) -> Tile:
-    """Few rows: low tiles, and narrow ones where the result is narrow, so that there are enough of them to
-    keep the device busy. Many rows: tiles that use what they read more often.
+    """The tile for a product. Few rows get tiles with few rows; if the result is narrow, also few columns. So
+    there are enough tiles to keep the device busy. Many rows get tiles that reuse their inputs more.
 
     dtype: of the rows. block: inputs of a block of weights, a power of two, or 0.
 
-    With e4m3 weights, mma adds up 16 inputs at a time that do not follow one another, because Triton lets a
-    thread read four of them at once. wgmma has another order. Tiles of 64 rows would use it, so none does."""
+    With e4m3 weights, mma sums 16 inputs at a time that are not consecutive, because Triton lets a thread
+    read four of them at once. wgmma has another order. Tiles of 64 rows would use wgmma, so e4m3 has none."""
     most = block or 256  # a step ends where a block does
     if dtype == torch.float32:
         return Tile(ROWS if rows <= ROWS else 32, 32, min(most, 32), 4, 2)
@@ -54,8 +54,8 @@ def tile_of(rows: int, n_out: int, n_in: int, dtype: torch.dtype, block: int = 0
 
 
 class Operand(NamedTuple):
-    """A weight as kernels take it. scale: without blocks, the weight again; nothing reads it. block: inputs
-    of a block, or 0."""
+    """A weight as arguments of kernels. scale: without blocks, the weight again, which no kernel reads.
+    block: inputs of a block, or 0."""
 
     data: Tensor
     scale: Tensor
@@ -73,12 +73,13 @@ def product(
     a, a_ok, w, w_ok, s, n_in, w_in, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
     B: tl.constexpr,
 ):  # fmt: skip
-    """sum over k of a[m][k] * w[n][k * w_in], [M, N] f32, in steps of K.
+    """The sum over k of a[m][k] * w[n][k * w_in], [M, N] f32, in steps of K.
 
-    a [M], w [N]: pointers to where rows of `n_in` elements begin; a_ok, w_ok: which of them may be read.
-    EVEN: K divides n_in. B: inputs of a block of e4m3 weights, a multiple of K; 0: the weights are plain.
-    s [N]: pointers to where the blocks' scales of each row begin. A block is summed like plain weights, with
-    its e4m3 values, which bf16 holds; its sum is scaled and added. EVEN: B divides n_in, too.
+    a [M], w [N]: pointers to the beginnings of rows with n_in elements; a_ok, w_ok: masks of the rows that
+    may be read. EVEN: K divides n_in. B: inputs of a block of e4m3 weights, a multiple of K; 0: plain
+    weights. s [N]: pointers to the beginnings of the rows of block scales. A block is summed like plain
+    weights, with its e4m3 values, which are exact in bf16; its sum is scaled and added. With B, EVEN also
+    means that B divides n_in.
     """
     acc = tl.zeros((M, N), dtype=tl.float32)
     if B == 0:
@@ -100,8 +101,8 @@ def two_products(
     a, a_ok, w, v, ok, s, r, n_in, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
     B: tl.constexpr,
 ):  # fmt: skip
-    """The products with w and scales s, and with v and scales r, in one loop, so that both are read at once.
-    Each has the bits that `product` gives it."""
+    """(product with w and scales s, product with v and scales r), in one loop, so that both are read at once.
+    Each has the same bits as from `product`."""
     first = tl.zeros((M, N), dtype=tl.float32)
     second = tl.zeros((M, N), dtype=tl.float32)
     if B == 0:
@@ -124,7 +125,7 @@ def two_products(
 
 @triton.jit
 def _inputs(a, a_ok, at, n_in, K: tl.constexpr, EVEN: tl.constexpr):
-    """Elements at, at + 1, ... at + K - 1 of each row, [M, K]."""
+    """[M, K]: elements at, ..., at + K - 1 of each row."""
     k = at + tl.arange(0, K)
     ok = a_ok[:, None]
     if not EVEN:
@@ -134,7 +135,7 @@ def _inputs(a, a_ok, at, n_in, K: tl.constexpr, EVEN: tl.constexpr):
 
 @triton.jit
 def _add(acc, x, w, w_ok, at, n_in, w_in, K: tl.constexpr, EVEN: tl.constexpr):
-    """Adds the products of x with these elements of w."""
+    """acc plus the products of x with elements at, ..., at + K - 1 of w."""
     k = at + tl.arange(0, K)
     ok = w_ok[None, :]
     if not EVEN:
@@ -145,6 +146,6 @@ def _add(acc, x, w, w_ok, at, n_in, w_in, K: tl.constexpr, EVEN: tl.constexpr):
 
 @triton.jit
 def _scaled(acc, block, scale, ok, M: tl.constexpr, N: tl.constexpr):
-    """acc + block times the scales [N] that these pointers name."""
+    """acc + block * scales. scale [N]: pointers to the scales."""
     factor = tl.load(scale, mask=ok, other=0.0)
     return tl.fma(block, tl.broadcast_to(factor[None, :], (M, N)), acc)

@@ -1,12 +1,12 @@
-"""DeepSeek-V3's router (arXiv 2412.19437, 2.1.2), and V2's, f32 throughout: its product, in programs of one
-row and a few experts, then its choice, in programs of one row.
+"""The routers of DeepSeek-V3 (arXiv 2412.19437, 2.1.2) and V2, in f32: first the product, in programs of one
+row and a few experts, then the choice, in programs of one row.
 
-The product has few columns, which tiles of 16 rows would leave most of the device idle for: each program goes
-through its row in blocks, adds products up element by element, and at the end the block in itself.
+The product has few columns, so tiles of 16 rows would leave most of the device idle. Instead, each program
+goes through its row in blocks and adds the products elementwise. At the end it sums the block.
 
-In the choice experts lie in a square of G groups and S to a group, each filled up to a power of two. The best
-are taken one after another, and of equal ones that with the smaller number (torch.topk says nothing of equal
-ones).
+In the choice, experts are arranged as G groups of S experts, both padded to a power of two. The best experts
+are chosen one after another; of equal ones, the one with the smaller number (torch.topk does not define
+this).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from nextn.ops.base import Routing
 from nextn.ops.triton.early import early, let_next_start, wait
 
-EXPERTS, BLOCK = 4, 1024  # of a program of the product; elements that it takes at a time
+EXPERTS, BLOCK = 4, 1024  # of the product: experts per program, elements at a time
 
 
 @triton.jit
@@ -61,7 +61,7 @@ def _route(
     else:
         scores = 1.0 / (1.0 + tl.exp(-logit))
     biased = tl.where(ok, scores + tl.load(bias + expert, mask=ok, other=0.0), float("-inf"))
-    biased = tl.where(biased == biased, biased, -1e30)  # of NaN any expert, but one that exists
+    biased = tl.where(biased == biased, biased, -1e30)  # with NaN, choose any expert that exists
     if LIMITED:
         square = tl.reshape(biased, (G, S))
         g = tl.arange(0, G)

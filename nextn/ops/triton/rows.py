@@ -1,7 +1,7 @@
-"""What is done row by row: a program is one row, its arithmetic f32.
+"""Norms and MLA's cache entries: a program processes one row, in f32.
 
-Norms have the same bits whatever is added before: multiplications and additions are fused in none of them
-(`enable_fp_fusion=False`), or in all (`tl.fma`).
+All kernels compute the same bits of a norm: multiplications and additions are fused in none of them
+(`enable_fp_fusion=False`), or in all of them (`tl.fma`).
 
 Shapes: T rows, C their width, R kv_lora_rank, P rotated elements.
 """
@@ -21,7 +21,7 @@ from nextn.ops.triton.early import early, let_next_start, wait
 
 @triton.jit
 def store_norm(v, weight, out, width, eps, C: tl.constexpr):
-    """out [width] <- the norm of v [C] f32, 0 from `width` on."""
+    """out [width] <- the norm of v [C] f32, which is 0 from `width` on."""
     c = tl.arange(0, C)
     ok = c < width
     scale = 1.0 / tl.sqrt(tl.sum(v * v, axis=0) / width + eps)
@@ -31,7 +31,7 @@ def store_norm(v, weight, out, width, eps, C: tl.constexpr):
 
 @triton.jit
 def _norm(x, weight, out, width, eps, C: tl.constexpr):
-    """One row."""
+    """out <- the norm of one row."""
     c = tl.arange(0, C)
     v = tl.load(x + c, mask=c < width, other=0.0).to(tl.float32)
     store_norm(v, weight, out, width, eps, C)
@@ -47,8 +47,8 @@ def _rms_norm(x, weight, out, x_row, width, eps, C: tl.constexpr, PDL: tl.conste
 
 @triton.jit
 def mixed(results, weights, row, c, ok, width, top_k: tl.constexpr, C: tl.constexpr):
-    """Columns c of the sum of a row's experts, in the order of its ids, each times its weight; else 0. The
-    fused multiply-adds are spelled out, so that all kernels that use this have the same bits."""
+    """Columns c of the sum of a row's expert results times their weights, in the order of its ids; 0 if not
+    ok. The fused multiply-adds are explicit, so that all kernels compute the same bits."""
     acc = tl.zeros((C,), dtype=tl.float32)
     for k in tl.static_range(top_k):
         pair = row * top_k + k
@@ -61,8 +61,8 @@ def _add_norm(
     x, first, second, results, weights, weight, out, width, routed, eps, ADDED: tl.constexpr,
     TOP_K: tl.constexpr, C: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x [T, width] f32 <- x + first + second, as many of them as ADDED says, + those of the first `routed`
-    rows' TOP_K experts; out <- its norm."""
+    """x [T, width] f32 <- x + first + second (ADDED of these two) + the mixture of the TOP_K expert results
+    of each of the first `routed` rows; out <- its norm."""
     wait(PDL)
     let_next_start(PDL)
     row, c = tl.program_id(0), tl.arange(0, C)
@@ -85,8 +85,8 @@ def _write_latent(
     latent, weight, cos, sin, slots, cache, query, query_weight, normed, row_step, cache_row, query_row,
     query_width, rank, half, eps, R: tl.constexpr, HALF: tl.constexpr, QUERY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A row of latent [T, rank + 2 * half], first part normed, pairs of the other rotated, to its slot.
-    QUERY: besides, in programs of their own, normed [T, query_width] <- the norm of query."""
+    """Writes each row of latent [T, rank + 2 * half] to its slot: the first part normed, the pairs of the
+    rest rotated. QUERY: in separate programs, normed [T, query_width] <- the norm of query."""
     wait(PDL)
     let_next_start(PDL)
     row, i = tl.program_id(0), tl.arange(0, HALF)
@@ -105,7 +105,7 @@ def _write_latent(
 
 
 def row_warps(width: int) -> int:
-    """Of a program that goes through so many elements."""
+    """Number of warps of a program that processes `width` elements."""
     return min(8, max(1, width // 256))
 
 
@@ -123,7 +123,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_norm(x: Tensor, added: Sequence[Addend], weight: Tensor, eps: float) -> Tensor:
-    """x [T, C] f32 <- x plus each of `added` [T, C] f32 in turn. Returns its norm, of the weight's dtype."""
+    """x [T, C] f32 <- x plus each of `added` [T, C] f32 in turn. Returns its norm in the weight's dtype."""
     assert len(added) <= 2
     plain = [one for one in added if isinstance(one, Tensor)]
     mixtures = [one for one in added if isinstance(one, Mixture)]
@@ -156,7 +156,7 @@ def norm_latents(
     cache: Tensor, slots: Tensor, latent: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor,
     query: Tensor, query_weight: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Besides, query [T, Q], query_weight [Q] -> [T, Q]."""
+    """`write_latent`, and query [T, Q], query_weight [Q] -> the norm [T, Q], in one launch."""
     assert query.stride(1) == 1
     normed = torch.empty(query.shape, dtype=query_weight.dtype, device=query.device)
     _write(cache, slots, latent, weight, eps, cos, sin, (query, query_weight, normed))

@@ -1,1 +1,1 @@
-"""From a request to its choices in the engine, and from their outputs to answers and streams."""
+"""Submits a request's choices to the engine, and turns their outputs into answers and streams."""

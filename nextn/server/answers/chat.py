@@ -1,4 +1,4 @@
-"""A chat's answer, whole and in chunks: content, reasoning, tool calls."""
+"""Makes a chat's answer, whole or in chunks: content, reasoning, tool calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def call_id() -> str:
 
 
 def chat_choice(choice: Choice, tokenizer: Tokenizer, reading: Reading) -> ChatChoice:
-    """The whole answer of a choice that has ended."""
+    """The complete answer of a choice that has ended."""
     parser = AnswerParser(reading)
     parts = parser.push("".join(choice.text)) + parser.finish()
     said = reading.echo + "".join(part.text for part in parts if part.kind == "content")
@@ -57,7 +57,7 @@ def matched_stop(choice: Choice) -> int | str | UnsetType:
 
 
 def reasoning_tokens(choice: Choice, reading: Reading) -> int:
-    """How many of an answer's tokens are reasoning, including the marks around it."""
+    """Number of an answer's tokens that are reasoning, including the markers around the reasoning."""
     parser = reading.reasoning_parser()
     if parser is None:
         return 0
@@ -76,16 +76,16 @@ def reasoning_tokens(choice: Choice, reading: Reading) -> int:
 
 @dataclass
 class Said:
-    """What the chunks of a choice contained so far."""
+    """State of a choice between its chunks. calls: whether a tool call has been sent."""
 
     parser: AnswerParser
     calls: bool = False
-    entries: list[Entry] = field(default_factory=list)  # of text that a parser holds back
+    entries: list[Entry] = field(default_factory=list)  # those not sent yet: the parser holds back their text
 
 
 class ChatWording:
-    """The first chunk of a choice gives the role, the next its text, a part each. Log-probabilities go with
-    the next chunk after their text."""
+    """Makes a chat's chunks for each delta. A choice's first chunk has the role; each later chunk has one
+    part of the text. Log-probabilities are sent with the first chunk made after their text arrived."""
 
     def __init__(self, tokenizer: Tokenizer, reading: Reading) -> None:
         self.tokenizer, self.reading = tokenizer, reading

@@ -1,4 +1,5 @@
-"""A text that is asked for: its prompt, the choice that it becomes, and its observers."""
+"""The data of one requested text: `Prompt` (the input), `Choice` (the state of the answer), `Delta` (a piece
+of the answer), and `Observer` (metrics, log and traces)."""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ from nextn.tokenizer.stream import Search, TextStream
 
 
 class Prompt(NamedTuple):
-    """A prompt and how its texts are made. `stop`: strings that end them; `stop_regexes` end them too.
-    `echo`: the prompt's text, if answers begin with it. `name`: the client's name for it, or "". `shown`:
-    special tokens that are text even with `skip_special_tokens`. `include_stop`: texts keep the stop string
-    or token that ended them. `ends`: makes the search for one more end of a text. `remote`: the other server
-    that works on it."""
+    """A prompt, and how its answers are generated.
+
+    stop, stop_regexes: strings and patterns that end an answer. echo: the prompt's text, if answers begin
+    with it. name: the client's id for the prompt, or "". shown: special tokens that remain in the text even
+    with `skip_special_tokens`. include_stop: answers keep the stop string or token that ended them. ends:
+    returns a new search for one more end of an answer. remote: the other server that works on this prompt."""
 
     tokens: list[int]
     params: SamplingParams
@@ -41,34 +43,34 @@ class Prompt(NamedTuple):
 
 @dataclass
 class Choice:
-    """One of the texts asked for."""
+    """One requested text, and its state while it is generated."""
 
     index: int
-    id: str  # what clients and the log call it; the engine's id of it is the request's
+    id: str  # for clients and the log; the engine's id is `request.rid`
     request: NewRequest
     stream: TextStream
-    tokens: list[int] = field(default_factory=list)  # the token that completed a stop string is the last
+    tokens: list[int] = field(default_factory=list)  # ends with the token that completed a stop string
     text: list[str] = field(default_factory=list)
-    # Per token, if asked for: the text that came out with it, the depth it was drafted at. A stream takes
-    # them out as it sends them.
+    # Per token, if requested: the text that came out with the token, and the depth at which it was drafted.
+    # A stream removes the entries that it sends.
     depths: list[tuple[str, int]] | None = None
-    steps: list[DraftStep] | None = None  # likewise, if asked for
-    last_depth: int = 0  # of the last token in `depths`, sent or not
+    steps: list[DraftStep] | None = None  # if requested; a stream removes the entries that it sends
+    last_depth: int = 0  # depth of the last token, whether `depths` still contains it or not
     echo: str | None = None  # the prompt's text, if the answer begins with it
     echoed: bool = False
     logprobs: LogprobStream | None = None
-    prompt_entries: PromptEntries | None = None  # that its log-probabilities begin with
+    prompt_entries: PromptEntries | None = None  # the answer's log-probabilities begin with these
     entries: list[Entry] = field(default_factory=list)
-    token_logprobs: list[TokenLogprob] = field(default_factory=list)  # of `tokens`, where asked for by token
+    token_logprobs: list[TokenLogprob] = field(default_factory=list)  # of `tokens`, with `logprobs_by_token`
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
-    # Of all tokens together, the one that ended it too, where log-probabilities were asked for
+    # Sum over all tokens, including a token that ended the choice, if log-probabilities were requested
     logprob: float = 0.0
     sent: int = 0  # characters
     cached_tokens: int = 0
     finish_reason: str | None = None
-    matched: str | int | None = None  # the stop string, the stop regex or the stop token's id that ended it
-    last_spec: SpecStats | Raw = field(default_factory=SpecStats)  # as the engine sent it
-    queued: float = 0.0  # seconds that it waited in the engine for its first step
+    matched: str | int | None = None  # what ended the choice: a stop string, a stop regex or a token id
+    last_spec: SpecStats | Raw = field(default_factory=SpecStats)  # encoded until `spec` is read
+    queued: float = 0.0  # seconds in the engine's queue before the first step
     first_output: float = 0.0  # perf_counter
     last_output: float = 0.0
 
@@ -88,8 +90,8 @@ class Choice:
 
 
 class Delta(NamedTuple):
-    """More of a choice's text, with its log-probabilities: those of `prompt`, then `entries`. With the last
-    delta the choice has its `finish_reason`."""
+    """The next piece of a choice's text, with its log-probabilities: first `prompt`, then `entries`. When the
+    last delta is yielded, `choice.finish_reason` is set."""
 
     choice: Choice
     text: str
@@ -98,21 +100,21 @@ class Delta(NamedTuple):
 
 
 class Observer:
-    """Called for each choice: `begun`, `first` and `more` as its tokens come, and at last `finished` or
-    `given_up`. This one ignores it. `arrival` is the request's, by `perf_counter`."""
+    """Receives the events of each choice: `begun`, `first`, `more` for later tokens, and at the end
+    `finished` or `given_up`. This base class does nothing. arrival: time of the request (`perf_counter`)."""
 
     def begun(self, choices: Sequence[Choice], n: int) -> None:
-        """The choices of one HTTP request, `n` for each prompt, go to the engine."""
+        """The choices of one HTTP request, `n` for each prompt, are about to be submitted to the engine."""
 
     def first(self, choice: Choice, arrival: float) -> None:
-        """Its first output has come."""
+        """The choice's first output has arrived."""
 
     def more(self, tokens: int, seconds: float) -> None:
-        """`tokens` more came, `seconds` after the output before."""
+        """`tokens` more tokens of a choice arrived, `seconds` after its previous output."""
 
     def finished(self, choice: Choice, arrival: float) -> None:
-        """It has its finish reason."""
+        """The choice has its finish reason."""
 
     def given_up(self, choice: Choice, arrival: float, running: bool, error: ApiError | None) -> None:
-        """running: the engine still worked on it, and was asked to stop. error: what the client gets; None:
-        the client went away."""
+        """The choice ended without a complete answer. running: the engine was still working on it and has
+        been told to stop. error: the client gets this; None if the client disconnected."""

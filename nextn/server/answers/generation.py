@@ -1,4 +1,4 @@
-"""From prompts to text: runs the choices of one HTTP request."""
+"""Runs the choices of one HTTP request, from prompts to text."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
 from nextn.trace import TRACE
 
-LONG_PROMPT = 256  # tokens; the scores of a longer one are read in a thread
+LONG_PROMPT = 256  # tokens; from this length on, a prompt's scores are read in a thread
 
-STATUS = {GRAMMAR_ERROR: 400, PREFILL_FAILED: 502}  # of errors that end requests; of others 500
+STATUS = {GRAMMAR_ERROR: 400, PREFILL_FAILED: 502}  # HTTP status by error code; all other errors: 500
 Out = Output | Tokens
 
 
 class Generation:
     """`n` choices for each prompt. Choice i of a prompt draws from noise stream i of the prompt's seed, so
-    it does not depend on n, nor on where in the list the prompt stands."""
+    its text depends neither on n nor on the prompt's position in the list."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class Generation:
         rank: int | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """`logprobs_by_token`: log-probabilities are kept in the choices, they do not go with the text.
-        `name`: what the answer is called; `priority`: larger goes first; `rank`: the replica, None: any."""
+        """logprobs_by_token: log-probabilities are kept in the choices instead of in the deltas. name: the
+        answer's id; priority: larger values run first; rank: the replica; None means any."""
         self.engine, self.tokenizer, self.rank = engine, tokenizer, rank
         self.observer = observer or Observer()
         self.n = n
         self.arrival = arrival  # perf_counter
         self.choices: list[Choice] = []
-        # Of a prefill server, what the gateway is to give a decode server (vLLM's dialect)
+        # On a prefill server: parameters that the gateway passes on to a decode server (vLLM's protocol)
         self.transfer_params: dict[str, object] | None = None
-        # By everything that the computation on a prompt, and what is said of it, depends on
+        # Prompts with equal keys share their computation and their scores. The key has all that these use.
         groups: dict[tuple[tuple[int, ...], int | None, str | None, Remote | None], int] = {}
         unique = uuid.uuid4().hex
         self.id = name or unique
@@ -91,7 +91,8 @@ class Generation:
                 self.choices.append(choice)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Runs the choices; raises ApiError. However it is left, no request stays in the engine."""
+        """Runs the choices and yields their text. Raises ApiError. When the generator ends, is closed or
+        raises, the engine drops all requests that still run."""
         running = {choice.request.rid: choice for choice in self.choices}
         inbox = Inbox()
         error: ApiError | None = None
@@ -105,14 +106,14 @@ class Generation:
                 for rid, outs in outputs.items():
                     choice = running.get(rid)
                     if choice is None:
-                        continue  # it ended at a stop string; this was under way
+                        continue  # output of a step that began before the choice ended at a stop string
                     first = choice.last_output == self.arrival
                     lap = TRACE.laps("server")
                     text, entries = self._take_all(choice, outs, first)
                     lap("detokenize", tokens=sum(len(out.tokens) for out in outs))
                     if choice.finish_reason is not None:
                         del running[rid]
-                        self.engine.abort(rid)  # it would go on with one that ended at a stop string
+                        self.engine.abort(rid)  # the engine does not know that a stop string was found
                         if choice.finish_reason == "abort":
                             self.observer.given_up(choice, self.arrival, True, ended_by_request())
                         else:
@@ -130,7 +131,8 @@ class Generation:
                 self.observer.given_up(choice, self.arrival, self.engine.abort(rid), error)
 
     async def _sorted(self, updates: list[Update]) -> tuple[dict[str, list[Out]], ApiError | None]:
-        """The outputs by request, up to the first error. Scores are taken."""
+        """Groups outputs by request, up to the first error, which it returns. Prompt scores are stored in
+        their choices."""
         if len(updates) == 1 and isinstance(what := updates[0].what, Tokens):
             return {what.rid: [what]}, None
         outputs: dict[str, list[Out]] = {}
@@ -147,7 +149,8 @@ class Generation:
         return outputs, None
 
     def _deadline(self, inbox: Inbox) -> asyncio.TimerHandle | None:
-        """Puts an error into the inbox when the request's time is over. None: it has no limit."""
+        """Starts the timer that puts an error into the inbox at the request's time limit. Returns None if
+        there is no limit."""
         seconds = self.engine.request_timeout
         if seconds is None:
             return None
@@ -156,7 +159,8 @@ class Generation:
         return asyncio.get_running_loop().call_later(max(0.0, left), inbox.put_nowait, update)
 
     def _take_all(self, choice: Choice, outs: Sequence[Out], first: bool) -> tuple[str, list[Entry]]:
-        """What the outputs of one or several steps add to the choice: text and entries."""
+        """Adds the outputs of one or more steps to the choice. Returns the text and entries to send. Raises
+        ApiError (400) if a stop regex fails."""
         self._take_time(choice, outs, first)
         if len(outs) > 1 and choice.steps is None and not choice.stream.searches:
             outs = joined(outs)
@@ -173,7 +177,7 @@ class Generation:
         return text, entries
 
     def _take(self, choice: Choice, out: Out) -> str:
-        """Brings the choice up to date; returns the text to send."""
+        """Adds one output to the choice. Returns the text to send."""
         choice.last_spec = out.spec or choice.last_spec
         before = choice.completion_tokens
         if choice.depths is None:
@@ -205,7 +209,8 @@ class Generation:
         return made
 
     def _take_time(self, choice: Choice, outs: Sequence[Out], first: bool) -> None:
-        """What came at once counts as if each token of it had come at a time of its own."""
+        """Reports the outputs' times to the observer. Tokens that arrive together share the time since the
+        previous output equally. Outputs that arrive together with the first one count 0 seconds."""
         if outs[-1].finish_reason == "abort":
             outs = outs[:-1]
         if not outs:
@@ -225,7 +230,7 @@ class Generation:
         alike = [c for c in self.choices if c.request.rid in rids and c.finish_reason is None]
         if not alike:
             return
-        # A long prompt's take long to read; other requests go on meanwhile.
+        # Reading a long prompt's scores takes long. In a thread, it does not hold up other requests.
         if len(scores.own) < LONG_PROMPT:
             logprobs, entries = self._read(scores, alike[0])
         else:
@@ -244,7 +249,8 @@ class Generation:
         return logprobs, PromptEntries(self.tokenizer, choice.echo, choice.request.tokens, logprobs)
 
     def _take_logprobs(self, choice: Choice, out: Out, used: int) -> list[Entry]:
-        """The entries to send; `used` of the output's tokens belong to the answer."""
+        """Adds an output's log-probabilities to the choice. Returns the entries to send. used: number of the
+        output's tokens that belong to the answer."""
         stream = choice.logprobs
         if stream is None and out.logprobs is None and out.matched_logprob is None:
             return []
@@ -258,7 +264,7 @@ class Generation:
         entries = stream.take(choice.sent)
         if choice.finish_reason is None or choice.stream.stopped is not None:
             return entries
-        # Scoring clients count on max_tokens entries after the prompt's, an end token among them.
+        # Scoring clients expect max_tokens entries after the prompt's. A stop token is one of them.
         kept = choice.echo is not None or choice.stream.kept_of(out.matched)
         if kept and out.matched is not None and out.matched_logprob is not None:
             stream.push([out.matched], [out.matched_logprob])
@@ -280,7 +286,8 @@ class Generation:
 
 
 def joined(outs: Sequence[Out]) -> list[Out]:
-    """Outputs of one request as one, which its text and what is said of it do not tell from several."""
+    """Merges outputs of one request into one with the same effect on text and statistics. Outputs that end in
+    an abort stay separate."""
     last = outs[-1]
     if last.finish_reason == "abort":
         return [*outs]

@@ -1,7 +1,8 @@
-"""Log-probabilities of an answer: which go with which text, and their form in the two endpoints' answers.
+"""Log-probabilities of an answer: assigns them to pieces of text, and formats them for both OpenAI endpoints.
 
-They are cut as the text is: tokens that begin in a stop string are left out. A token's goes out with the text
-that the token begins in, so the chunks of an answer together have what the whole answer has.
+They are cut like the text: tokens that begin in a stop string are left out. A token's log-probability is sent
+with the text in which the token begins. The chunks of a stream together therefore have the same entries as a
+whole answer.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Entry(NamedTuple):
-    """One token of an answer. `offset`: characters of the text before it; a token that begins within a
-    character has that character's."""
+    """One token of an answer. offset: number of characters before the token. A token that begins inside a
+    character has that character's offset."""
 
     token: int
     offset: int
@@ -32,22 +33,23 @@ class Entry(NamedTuple):
 
 
 class PromptEntries:
-    """The entries of a prompt that answers begin with. They are made and encoded once for all answers."""
+    """A prompt's entries, for answers that begin with the prompt. They are made and encoded once for all
+    answers."""
 
     def __init__(
         self, tokenizer: Tokenizer, text: str, tokens: list[int], logprobs: Sequence[TokenLogprob | None]
     ) -> None:
-        """`text`: what is sent of the prompt."""
+        """text: the prompt's text as it is sent."""
         self.length = len(text)
         made = list(prompt_entries(tokenizer, text, tokens, logprobs))
         first = bisect_left(made, self.length, key=lambda entry: entry.offset)
-        self.entries, self.rest = made[:first], made[first:]  # the rest goes out with what follows the text
+        self.entries, self.rest = made[:first], made[first:]  # the rest is sent with the answer's text
         own = completion_logprobs(self.entries, tokenizer)
         self._encoded = [encode(getattr(own, name))[1:-1] for name in own.__struct_fields__]
         self._alone = msgspec.Raw(encode(own))
 
     def before(self, others: CompletionLogprobs) -> msgspec.Raw:
-        """The JSON of both, the prompt's first."""
+        """The JSON of the prompt's log-probabilities followed by `others`."""
         if not others.tokens:
             return self._alone
         parts = []
@@ -65,7 +67,7 @@ def prompt_entries(
     for token, logprob in zip(tokens, logprobs, strict=True):
         yield Entry(token, min(length, len(text)), logprob)
         data = plain[token]
-        # A special token has no text, unless the prompt spells it out.
+        # A special token has text only if the prompt spells it out.
         if not data and text.startswith(name := spelled[token].decode(errors="replace"), length):
             length += len(name)
         else:
@@ -73,17 +75,17 @@ def prompt_entries(
 
 
 class LogprobStream:
-    """Tokens and their log-probabilities in, entries out, for one choice."""
+    """Turns one choice's tokens and log-probabilities into entries, and gives them out with the text."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
-        """`token_bytes`: of the answer's text."""
+        """token_bytes: the bytes of each token in the answer's text."""
         self._bytes = token_bytes
         self._utf8 = UTF8("replace")
         self._length = 0  # characters of the tokens so far
         self._held: deque[Entry] = deque()
 
     def begin(self, prompt: PromptEntries) -> None:
-        """The text begins with this prompt. Only its last entries (`rest`) come out of this stream."""
+        """The text begins with this prompt. This stream gives out only the prompt's last entries (`rest`)."""
         self._held.extend(prompt.rest)
         self._length = prompt.length
 
@@ -93,15 +95,15 @@ class LogprobStream:
             self._length += len(self._utf8.decode(self._bytes[token]))
 
     def take(self, sent: int) -> list[Entry]:
-        """The entries of tokens that begin in the first `sent` characters, each once."""
+        """Removes and returns the entries of tokens that begin in the first `sent` characters."""
         taken = []
         while self._held and self._held[0].offset < sent:
             taken.append(self._held.popleft())
         return taken
 
     def rest(self) -> list[Entry]:
-        """What is left when the text has ended by itself, including tokens without a character of their
-        own."""
+        """Removes and returns all other entries, for a text that did not end at a stop string. They include
+        tokens that add no character."""
         rest = list(self._held)
         self._held.clear()
         return rest

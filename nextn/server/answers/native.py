@@ -1,7 +1,8 @@
-"""/generate: from a generation to SGLang's native answers. A chunk of a stream holds the whole text so far.
+"""/generate: turns a generation into SGLang's native answers. Each chunk of a stream has the whole text so
+far.
 
-Lengths and acceptance are counted as nextn does: without the end token, and the accept length without the
-first token, which no verify step committed.
+Lengths and acceptance are counted in nextn's way. Lengths exclude the end token. The accept length excludes
+the first token, because no verify step committed it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from nextn.server.protocol.native import Asked, GenerateRequest
 from nextn.server.protocol.responses import encode, spec_tokens_details
 from nextn.tokenizer.tokenizer import Tokenizer
 
-# Log-probability (None: nothing comes before the token), token id, its text
+# Log-probability (None for a token without a predecessor), token id, the token's text
 Scored = tuple[float | None, int, str | None]
 
 
@@ -34,27 +35,28 @@ class NativeAnswer(msgspec.Struct):
     output_ids: list[int]
     meta_info: dict[str, Any]
     index: int | UnsetType = UNSET
-    kv_transfer_params: dict[str, Any] | UnsetType = UNSET  # what the decode server is to be sent
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET  # the gateway sends them to the decode server
 
 
 class NativeReply:
-    """`asked`: of each prompt, in the generation's order."""
+    """Makes the answer to one /generate request, whole or in chunks. asked: one for each prompt, in the
+    generation's order."""
 
     def __init__(self, request: GenerateRequest, asked: Sequence[Asked], generation: Generation) -> None:
         self.request, self.asked, self.generation = request, asked, generation
         self.many = request.batch or generation.n > 1
-        # By prompt, once it is scored: made once for all choices and chunks
+        # Log-probabilities by prompt index, made once for all choices and chunks
         self._of_prompts: dict[int, dict[str, object]] = {}
 
     async def whole(self) -> bytes:
-        """The answer in one piece; a list of them for a list of prompts, or with n > 1."""
+        """The complete answer as JSON; a list of answers for a list of prompts, or if n > 1."""
         async for delta in self.generation.deltas():
             delta.choice.text.append(delta.text)
         answers = [self._answer(choice) for choice in self.generation.choices]
         return encode(answers if self.many else answers[0])
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The answers so far, each as the JSON of one event."""
+        """Yields answers as JSON, one for each event. Each has the whole text of its choice so far."""
         deltas = self.generation.deltas()
         try:
             async for delta in deltas:
@@ -106,7 +108,7 @@ def finish_reason(choice: Choice) -> FinishReason | None:
 
 
 def logprobs(choice: Choice, asked: Asked, names: Tokenizer | None) -> dict[str, object]:
-    """One entry for each token of `output_ids`. `names`: for the tokens' texts."""
+    """One entry for each token of `output_ids`. names: gives the tokens' texts; None leaves them out."""
     found: dict[str, object] = {
         "output_token_logprobs": list(scored(choice.tokens, choice.token_logprobs, names))
     }
@@ -117,7 +119,8 @@ def logprobs(choice: Choice, asked: Asked, names: Tokenizer | None) -> dict[str,
 
 def prompt_logprobs(choice: Choice, asked: Asked, names: Tokenizer | None) -> dict[str, object]:
     """One entry for each token of the prompt from `asked.start` on, in JSON. The first has no
-    log-probability, as in SGLang. None of the prompt where it was aborted before they were there."""
+    log-probability, as in SGLang. The list is empty if the request was aborted before its prompt had
+    scores."""
     prompt = choice.request.tokens
     start = len(prompt) if asked.start < 0 else asked.start
     given = choice.prompt_logprobs[start:]
@@ -137,7 +140,7 @@ def scored(
 
 
 def tops(each: TokenLogprob | None, names: Tokenizer | None) -> list[Scored] | None:
-    """Best first."""
+    """The most likely tokens at one position, best first."""
     if each is None:
         return None
     return [(logprob, token, spelled(token, names)) for token, logprob in each.top]

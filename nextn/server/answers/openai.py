@@ -1,4 +1,4 @@
-"""/v1/completions and /v1/chat/completions: from a generation's deltas to OpenAI's answers and chunks."""
+"""/v1/completions and /v1/chat/completions: turns a generation's deltas into OpenAI's answers and chunks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ Chunk = CompletionChoice | ChatDelta
 
 
 class Reply:
-    """Makes one request's answer, whole or in chunks. `reading`: how a chat's text is parted."""
+    """Makes one request's answer, whole or in chunks. reading: how a chat's text is split into content,
+    reasoning and tool calls."""
 
     def __init__(
         self, request: CommonRequest, generation: Generation, model: str, reading: Reading = CONTENT
@@ -47,7 +48,7 @@ class Reply:
         self.created = int(time.time())
 
     async def whole(self) -> bytes:
-        """The answer in one piece."""
+        """The complete answer as JSON."""
         async for delta in self.generation.deltas():
             delta.choice.text.append(delta.text)
             delta.choice.entries += delta.entries
@@ -72,7 +73,7 @@ class Reply:
         )
 
     def _best(self) -> list[Choice]:
-        """The n best of each prompt's candidates, by mean log-probability of a token, best first."""
+        """The n best candidates of each prompt, by mean log-probability per token, best first."""
         n, candidates = self.request.n, self.generation.n
         if candidates == n:
             return self.generation.choices
@@ -83,7 +84,7 @@ class Reply:
         return best
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The answer in pieces, each the JSON of one event."""
+        """Yields the answer in chunks, each the JSON of one event."""
         options = self.request.stream_options
         at_end = options is not None and (options.include_usage or options.continuous_usage_stats)
         always = options is not None and options.continuous_usage_stats
@@ -138,8 +139,9 @@ class Reply:
         return CompletionTokensDetails(sum(spent))
 
     def _usage(self, choices: Sequence[Choice]) -> Usage:
-        """A prompt counts once, however many choices it has. `spec_details` are there when asked for, and
-        always when speculation may have changed the text (lossy verification, simulated acceptance)."""
+        """The tokens used. A prompt counts once for all its choices. The usage has `spec_details` if they
+        were requested, or if speculation may have changed the text (lossy verification, simulated
+        acceptance)."""
         firsts = [c for c in choices if c.index % self.generation.n == 0] or choices[:1]
         spec: SpecStats | None = None
         if self.request.return_spec_tokens_details or not all(choice.spec.true for choice in choices):
@@ -155,7 +157,7 @@ class Reply:
 
 
 def likelihood(choice: Choice) -> float:
-    """Mean log-probability of its tokens, including the one that ended it. Without any: minus infinity."""
+    """Mean log-probability of the choice's tokens, including a stop token. Minus infinity without tokens."""
     count = choice.completion_tokens + isinstance(choice.matched, int)
     return choice.logprob / count if count else -math.inf
 
@@ -193,19 +195,19 @@ class TextWording:
 
 
 class TokenIds:
-    """return_token_ids, in vLLM's form: the tokens of the answer and of the prompt, beside the text.
+    """return_token_ids, in vLLM's form: adds the token ids of answer and prompt to the text.
 
-    Each chunk of a stream has the tokens that came since the last chunk, whether their text is in it or
-    follows. A choice's first chunk has the prompt's tokens: in the choice for completions, in the answer for
-    chats.
+    Each chunk of a stream has the tokens that came since the last chunk, even if their text is held back for
+    a later chunk. A choice's first chunk has the prompt's tokens: in the choice for completions, in the
+    answer for chats.
     """
 
     def __init__(self) -> None:
-        self._sent: dict[int, int] = {}  # by choice: how many tokens
+        self._sent: dict[int, int] = {}  # number of tokens sent, by the choice's index
 
     def add(self, choice: Choice, worded: Sequence[Whole | Chunk]) -> list[int] | UnsetType:
-        """Adds them to a choice's answer: whole, or one or more chunks of it. Returns the prompt's tokens
-        where the answer, not the choice, must have them."""
+        """Adds token ids to `worded`: a choice's complete answer, or its new chunks. Returns the prompt's
+        tokens if the caller must put them into the answer itself, otherwise UNSET."""
         tokens = choice.tokens + ([choice.matched] if isinstance(choice.matched, int) else [])
         first, last = worded[0], worded[-1]
         last.token_ids = tokens[self._sent.get(choice.index, 0) :]

@@ -1,4 +1,4 @@
-"""From checked bodies to generations: prompts are encoded, limits are checked, requests are admitted."""
+"""Turns parsed request bodies into generations: encodes prompts, checks limits, admits requests."""
 
 from __future__ import annotations
 
@@ -39,11 +39,13 @@ from nextn.trace import TRACE
 MOST_TOGETHER = 2**21  # tokens of all prompts of one request
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 GENERATE_MAX_TOKENS = 128  # SGLang's
-MOST_CONSTRAINTS = 2**25  # characters of a request's constraints, each counted for every choice
+MOST_CONSTRAINTS = 2**25  # characters of a request's constraints; each counts once per choice
 
 
 class Service:
-    """`draining`: the server is shutting down and takes no more requests."""
+    """The server's state behind its routes, and the entry points `completion`, `chat` and `generate`.
+
+    draining: the server is shutting down and refuses new requests."""
 
     def __init__(
         self,
@@ -55,8 +57,8 @@ class Service:
         self.config, self.engine, self.tokenizer, self.observer = config, engine, tokenizer, observer
         self.encoder = Encoder(tokenizer)
         self.draining = False
-        self.engine_id = uuid.uuid4().hex  # what vLLM's gateways know this server by
-        # Where decode servers find a prefill server's bootstrap port
+        self.engine_id = uuid.uuid4().hex  # identifies this server to vLLM's gateways
+        # Address at which decode servers reach a prefill server's bootstrap port
         self.bootstrap = (config.host, config.disaggregation_bootstrap_port)
         self.changing = asyncio.Lock()  # held while the engine's defaults are read, changed and sent
         self.created = int(time.time())
@@ -69,13 +71,13 @@ class Service:
 
     @property
     def health(self) -> dict[str, object]:
-        """The status, and which of several replicas are down."""
+        """The status, and with several replicas the ranks that are down."""
         down = [rank for rank, client in enumerate(self.engine.ranks) if client.ready is None]
         some = {"dp_ranks_down": down} if down and len(self.engine.ranks) > 1 else {}
         return {"status": self.status, **some}
 
     def check_open(self) -> Ready:
-        """Raises ApiError when there is no engine to serve."""
+        """Raises ApiError (503) if the server is shutting down or no engine is running."""
         if self.draining:
             raise unavailable("the server is shutting down", SHUTTING_DOWN)
         if self.engine.ready is None:
@@ -83,7 +85,7 @@ class Service:
         return self.engine.ready
 
     def open(self, model: str | None) -> Ready:
-        """As `check_open`; raises ApiError too if the server has another model."""
+        """Like `check_open`; also raises ApiError (404) if the server has another model."""
         ready = self.check_open()
         self.check_model(model)
         return ready
@@ -95,7 +97,7 @@ class Service:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def bound(self) -> Bound | None:
-        """None when there is no engine."""
+        """The limits that prompts are checked against, or None if no engine is running."""
         ready = self.engine.ready
         return None if ready is None else Bound(ready.context_length, ready.vocab_size, self.tokenizer.length)
 
@@ -187,7 +189,7 @@ class Service:
         return await self.encoder.run(chat_prompt, request, self.tokenizer, self.config)
 
     async def _ids(self, given: Sequence[str | list[int]]) -> list[list[int]]:
-        """The token ids of prompts, which are all texts or all token ids. Raises ApiError."""
+        """The token ids of prompts. `given` is either all texts or all token ids. Raises ApiError."""
         ids = [prompt for prompt in given if isinstance(prompt, list)]
         if not ids:
             return await self._encode(prompt for prompt in given if isinstance(prompt, str))
@@ -211,8 +213,9 @@ class Service:
         regexes: StopRegexes | None,
         echo: Sequence[str | list[int]] | None = None,
     ) -> list[Prompt]:
-        """Checks prompts and parameters. `default` None: as many tokens as there is room for. `echo`: the
-        prompts as given, if the answers begin with them."""
+        """Checks prompts and parameters. Raises ApiError. default: max_tokens if the request sets none; None
+        means all tokens that the context has room for. echo: the prompts as they were sent, if the answers
+        begin with them."""
         ready = self.open(request.model)  # again: tokenizing may have taken a while
         made = []
         for i, (tokens, remote) in enumerate(zip(prompts, request.remotes(len(prompts)), strict=True)):
@@ -227,7 +230,7 @@ class Service:
     def _generation(
         self, request: CommonRequest, prompts: Sequence[Prompt], arrival: float, kind: str
     ) -> Generation:
-        """`kind`: what the answer's id begins with, if it is not given."""
+        """Admits the request. Raises ApiError. kind: prefix of the answer's id, if the client gave no id."""
         check_constraints(prompts, request.candidates)
         self._admit(len(prompts) * request.candidates)
         generation = Generation(
@@ -249,7 +252,8 @@ class Service:
         return generation
 
     def _priority(self, asked: int) -> int:
-        """The priority for the engine, where larger goes first. Raises ApiError if the server has none."""
+        """The priority for the engine, where larger values run first. Raises ApiError (400) if the request
+        sets one and the server has no priority scheduling."""
         if self.config.schedule_low_priority_values_first:
             return -asked
         if asked and not self.config.enable_priority_scheduling:
@@ -264,13 +268,13 @@ class Service:
         return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt, skip_special_tokens)
 
     def _admit(self, choices: int) -> None:
-        """Raises ApiError (503) if there is no room for all of the request's choices."""
+        """Raises ApiError (503) if the queue has no room for all of the request's choices."""
         most, waiting = self._check_count(choices), self.engine.waiting
         if self.engine.active + choices > most or waiting >= self.config.max_queued_requests:
             raise unavailable(f"the queue is full ({waiting} requests wait); try again later", "queue_full")
 
     def _check_count(self, choices: int) -> int:
-        """Returns how many choices there is room for at most. Raises ApiError (400) for more."""
+        """Returns the server's capacity in choices. Raises ApiError (400) if the request has more."""
         most = self.config.capacity
         if choices > most:
             each = "--dp-size * " * (self.config.dp_size > 1)
@@ -286,7 +290,7 @@ def patterns(asked: Sequence[Asked]) -> set[tuple[str, ...]]:
 
 
 def check_constraints(prompts: Sequence[Prompt], n: int) -> None:
-    """Constraints made of tools are checked too. Raises ApiError."""
+    """Checks the grammars of prompts, including those made from tools. Raises ApiError (400)."""
     given = [prompt.params.constraint for prompt in prompts if prompt.params.constraint is not None]
     try:
         for constraint in given:

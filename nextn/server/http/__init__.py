@@ -1,1 +1,1 @@
-"""The server as a client sees it: routes, middleware, connections, event streams, the page."""
+"""The HTTP server: routes, middleware, connections, event streams, the web page."""

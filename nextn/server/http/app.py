@@ -1,4 +1,4 @@
-"""The routes."""
+"""The server's FastAPI application: its routes, middleware and error handlers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def make_app(service: Service, metrics: Metrics, profiler: Profiler | None = Non
     if service.config.otlp_traces_endpoint is not None:
         app.add_middleware(TraceParent)
     app.add_middleware(CountResponses, metrics=metrics)
-    app.add_middleware(RequestId, requests=profiler.requests)  # the last is the outermost
+    app.add_middleware(RequestId, requests=profiler.requests)  # added last, so it is the outermost
     add_error_handlers(app)
     document, bodies = Document(), Bodies(service)
     add_generation(app, service, bodies, document)
@@ -109,7 +109,7 @@ def add_generation(app: FastAPI, service: Service, bodies: Bodies, document: Doc
         request: Request, body: CommonRequest | GenerateRequest, reply: Reply | NativeReply
     ) -> Response:
         try:
-            if body.prefills and reply.generation.transfer_params is None:  # SGLang's gateways
+            if body.prefills and reply.generation.transfer_params is None:  # from SGLang's gateways
                 chunks = reply.chunks() if body.stream else alone(reply.whole())
                 return await unless_gone(request.receive, EarlyAnswer(chunks, body.stream).start())
             if body.stream:
@@ -194,7 +194,8 @@ def add_info(app: FastAPI, service: Service, prometheus: Metrics, document: Docu
 
     @app.get("/livez", **route("Is the server process there?", answer=facts))
     async def live() -> Response:
-        """The process answers. Whether it can serve is /readyz; what a dead engine needs it does itself."""
+        """Answers 200 as long as the server process runs. /readyz says whether it can serve. The server
+        restarts a dead engine itself."""
         return json(service.health)
 
     @app.get("/health_generate", **route("Does the engine do anything?", answer=facts))
@@ -214,7 +215,7 @@ def add_info(app: FastAPI, service: Service, prometheus: Metrics, document: Docu
     @app.get("/version", **route("The server's version", answer=facts))
     async def version() -> Response:
         if service.config.disaggregation_mode != "null":
-            # The gateway smg takes a server that has it for vLLM's, and then hands nothing over.
+            # The gateway smg takes a server with /version for a vLLM server, and then hands over no request.
             raise ApiError(404, "a prefill or decode server has no /version; see /server_info")
         return json({"version": nextn.__version__})
 
@@ -264,11 +265,11 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=499)  # it left in the middle of its body, and reads no answer
+        return Response(status_code=499)  # the client left while it sent its body
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:
-        # Starlette sends this outside of all middleware.
+        # Starlette sends this answer outside all middleware, so `RequestId` does not add its header.
         headers = {"X-Request-ID": request_id.get()}
         message = "internal error; see the server's log"
         return await api_error(request, ApiError(500, message, "server_error", headers=headers))

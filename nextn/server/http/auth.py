@@ -1,5 +1,5 @@
-"""--api-key: only requests with the key are served. Health and metrics stay open, as probes and scrapers have
-no keys, and so do the files of the page, where the key is typed in."""
+"""--api-key: the server accepts only requests with the key. Health and metrics stay open, because probes and
+scrapers have no key. The web page's files stay open too, because users type the key in there."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SCHEME = b"bearer "
 
 
 class ApiKey:
-    """ASGI middleware: 401 for a request without the key, 400 for one with two. It compares digests, so the
-    time of a comparison says nothing about the key, not even its length."""
+    """ASGI middleware: answers 401 to a request without the key, and 400 to one with two. It compares
+    digests, so that the time of a comparison reveals nothing about the key, not even its length."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self.app, self.digest = app, digest(key.encode())
@@ -36,7 +36,7 @@ class ApiKey:
             return None
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) > 1:
-            # A proxy in front may check another of them than this server does.
+            # A proxy before this server could check a different one of the headers.
             return bad_request(f"the request has {len(given)} Authorization headers; send one")
         if given and self.is_key(given[0]):
             return None

@@ -1,5 +1,5 @@
-"""Reads the bodies of requests. Large ones are parsed in another process: JSON is parsed in one go, and no
-other request would be served meanwhile."""
+"""Reads and parses request bodies. Large bodies are parsed in another process, because the parser cannot be
+interrupted and would hold up all other requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Bodies:
         self.side = SideProcess()
 
     async def read(self, request: Request, kind: type[Kind], empty: bool = False) -> Kind:
-        """empty: there may be no body. Raises ApiError that says what is wrong with the body."""
+        """Reads and parses a request's body. empty: the body may be missing. Raises ApiError with the reason
+        if the body is too long or wrong."""
         body = await read_body(request, self.service.config.max_request_bytes)
         if empty and not body:
             body += b"{}"
@@ -41,8 +42,8 @@ class Bodies:
 
 
 def parse_large(body: bytes, kind: type[Kind], bound: Bound | None) -> Kind:
-    """As `parse`. What is certain to be refused is refused here, as even the parts of a large body take time
-    to be sent back."""
+    """Like `parse`, in the side process. Bodies that would be refused later are refused here, because sending
+    even the parts of a large body back to the server takes time. Raises ApiError."""
     check_values(body)
     request = parse(body, kind)
     if bound is not None:
@@ -52,7 +53,7 @@ def parse_large(body: bytes, kind: type[Kind], bound: Bound | None) -> Kind:
 
 
 async def read_body(request: Request, most: int) -> bytearray:
-    """Raises ApiError (413) as soon as the body is longer than `most` bytes."""
+    """Reads a request's body. Raises ApiError (413) as soon as it is longer than `most` bytes."""
     too_long = ApiError(413, f"the body is longer than {most} bytes (--max-request-bytes)")
     if int(request.headers.get("content-length", 0)) > most:
         raise too_long

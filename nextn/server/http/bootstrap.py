@@ -1,8 +1,8 @@
-"""A prefill server's bootstrap port: decode servers ask it which engine has a request, and where that engine
-listens. Nothing is written here: the server itself registers its engines and rooms.
+"""A prefill server's bootstrap port: decode servers ask it which engine has a request, and at which address
+that engine listens. Clients can write nothing: the server itself registers its engines and rooms.
 
-It needs no key. What it says of a room is worth something only to who knows the room, a number that gateways
-draw from 2**63.
+The port needs no API key. An answer about a room is useful only to those who know the room, a random number
+below 2**63 that the gateway draws.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from nextn.server.protocol.handoff import ROOMS
 from nextn.server_config import ServerConfig
 
 MOST_BYTES = 2**20  # of a body
-MOST_ROOMS = 2**14  # of one question
+MOST_ROOMS = 2**14  # in one query
 WILDCARDS = ("0.0.0.0", "::")
 
 
 def bootstrap_app(config: ServerConfig, engines: Engines, rooms: Rooms, http_port: int) -> Starlette:
-    """http_port: of the server itself."""
+    """The application behind the bootstrap port. http_port: the server's own port."""
 
     async def health(request: Request) -> Response:
         up = engines.ready is not None
@@ -45,7 +45,7 @@ def bootstrap_app(config: ServerConfig, engines: Engines, rooms: Rooms, http_por
         if not (given.isascii() and given.isdecimal() and len(given) < 20 and int(given) < ROOMS):
             raise bad_request("bootstrap_room must be a number below 2**63", "bootstrap_room")
         room = int(given)
-        known = rooms.find(room)  # who asks too early asks again
+        known = rooms.find(room)  # a decode server that asks too early gets 404 and asks again
         if known is None:
             raise ApiError(
                 404, f"no request has the room {room}", param="bootstrap_room", code="unknown_room"
@@ -54,7 +54,7 @@ def bootstrap_app(config: ServerConfig, engines: Engines, rooms: Rooms, http_por
             raise ApiError(
                 410, f"the request of room {room} was lost", param="bootstrap_room", code="lost_room"
             )
-        host = (request.scope.get("server") or (config.host, 0))[0]  # where the asker reached this server
+        host = (request.scope.get("server") or (config.host, 0))[0]  # to which the client connected
         place = {"host": host, "port": known.ready.transfer_port, "dp_rank": known.rank, "room": room}
         return JSONResponse(place)
 
@@ -93,7 +93,7 @@ def bootstrap_app(config: ServerConfig, engines: Engines, rooms: Rooms, http_por
 
 
 def info(config: ServerConfig, http_port: int) -> dict[str, object]:
-    """Of the server, under SGLang's names."""
+    """The server's layout, under SGLang's names."""
     return {
         "attn_tp_size": config.tp_size // config.attention_dp,
         "attn_cp_size": 1,
@@ -108,14 +108,14 @@ def info(config: ServerConfig, http_port: int) -> dict[str, object]:
 
 
 def reachable(listener: socket.socket) -> tuple[str, int]:
-    """The address by which other machines reach a listening socket; this machine's own, where it listens on
-    all."""
+    """The address and port at which other machines reach a listening socket. For a socket that listens on all
+    addresses, this is `own_address()`."""
     host, port = listener.getsockname()[:2]
     return own_address() if host in WILDCARDS else host, port
 
 
 def own_address() -> str:
-    """Of this machine, towards others; the loopback's, where there are none. Nothing is sent."""
+    """This machine's address in its network, or the loopback address if it has no network. Sends nothing."""
     probes = ((socket.AF_INET, ("192.0.2.1", 9)), (socket.AF_INET6, ("2001:db8::1", 9)))
     for family, beyond in probes:
         try:

@@ -1,8 +1,8 @@
-"""Cuts clients that hold a connection and do nothing with it: they send half a request, or do not read the
-answer. Also those that send more than the server keeps: a head without end, or many requests before one is
+"""Closes connections of stalled clients: those that send half a request, or do not read the answer. It also
+refuses clients that send more than the server keeps: endless headers, or too many requests before one is
 answered.
 
-A client that is cut is treated as one that left: its request ends and its pages are freed.
+A closed connection counts as a client that left: its request ends and its pages are freed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from uvicorn.server import Server
 
 log = logging.getLogger("nextn.server")
 
-LOOKS = 4  # the connections are checked so often in the time that a client has
-MOST_UNREAD = 65536  # bytes of a request's line and headers; of trailers, too
+LOOKS = 4  # number of checks of each connection within a client's time limit
+MOST_UNREAD = 65536  # bytes of a request line with its headers; also of trailers
 MOST_BEHIND = 64  # requests of one connection that wait for the answer to an earlier one
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, and it notes since when it has waited for its client (`time.monotonic`; None: it does not
-    wait)."""
+    """uvicorn's connection, with the times since when it waits for its client (`time.monotonic`; None if it
+    does not wait)."""
 
-    coming_since: float | None = None  # for a whole request
-    taking_since: float | None = None  # for room to write
-    unread = 0  # bytes that came since the head was whole, or another part of the body was there
+    coming_since: float | None = None  # waits for the rest of a request
+    taking_since: float | None = None  # waits until the client reads, to write more
+    unread = 0  # bytes received since the end of the headers or the last part of the body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -43,7 +43,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self.unread = 0
         if len(self.pipeline) == MOST_BEHIND:
-            raise ValueError("too many requests on one connection")  # the parser's error: 400, and the end
+            raise ValueError("too many requests on one connection")  # a parser error: 400, then it closes
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -73,7 +73,7 @@ class Connection(HttpToolsProtocol):
 
 
 async def cut_stalled(server: Server, seconds: float) -> None:
-    """Cuts every connection that has waited for its client for longer than `seconds`. Never returns."""
+    """Closes each connection that has waited for its client for longer than `seconds`. Never returns."""
     while True:
         await asyncio.sleep(seconds / LOOKS)
         latest = time.monotonic() - seconds

@@ -1,9 +1,9 @@
-"""Control of a running server: requests are ended, the prefix cache is dropped, the engine is asked for a
-sign of life, defaults are changed.
+"""Controls a running server: ends requests, empties the prefix cache, checks that an engine responds, changes
+defaults.
 
 POST /set_internal_state takes SGLang's names: {"server_args": {"speculative_num_steps": 3}} changes the
-engine's defaults for requests that come later. What is not named stays; null goes back to what the server was
-started with.
+engine's defaults for later requests. Fields that are left out keep their values. null restores the value from
+the server's start.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from nextn.server.protocol.errors import ApiError, bad_request
 log = logging.getLogger("nextn.server")
 
 PREFIX = "speculative_"
-HEALTH_SECONDS = 20.0  # for the engine to say anything
+HEALTH_SECONDS = 20.0  # time limit for a message from an engine
 
 
 class AbortRequest(Body):
-    """`rid`: the beginning of the ids of those to end: an answer's id, or the rid that was sent."""
+    """rid: a prefix; all requests whose id begins with it end. An id is the answer's id, or the rid that the
+    client sent."""
 
     rid: str = ""
     abort_all: bool = False
@@ -42,13 +43,13 @@ class AbortRequest(Body):
 
 
 def abort_request(service: Service, request: AbortRequest) -> None:
-    """Ends requests with what they have, finish_reason "abort". An unknown id is no error: the request may
-    have ended."""
+    """Ends requests with the text they have so far, and finish_reason "abort". An unknown id is no error: the
+    request may have ended already."""
     service.engine.end("" if request.abort_all else request.rid)
 
 
 async def flush_cache(service: Service) -> bool:
-    """Drops the prefix cache. Returns False, and does nothing, while there are requests."""
+    """Empties the prefix cache. While there are requests, it does nothing and returns False."""
     service.check_open()
     try:
         await service.engine.flush_cache()
@@ -58,8 +59,8 @@ async def flush_cache(service: Service) -> bool:
 
 
 async def check_engine(service: Service) -> None:
-    """Waits until an engine sends something: about running requests, or else one token, which is asked for.
-    Raises ApiError if nothing comes."""
+    """Waits until an engine sends a message: about running requests, or about a request for one token, which
+    an idle engine gets here. Raises ApiError (503) if none comes within HEALTH_SECONDS."""
     service.check_open()
     up = [client for client in service.engine.ranks if client.ready is not None]
     listening = [asyncio.ensure_future(sign_of(client)) for client in up]
@@ -75,7 +76,7 @@ async def check_engine(service: Service) -> None:
 
 
 async def sign_of(client: EngineClient) -> None:
-    """Returns when the engine has sent something."""
+    """Returns when the engine has sent a message."""
     client.heard.clear()
     rid = f"health-{uuid.uuid4().hex}"
     if not client.active:
@@ -88,7 +89,7 @@ async def sign_of(client: EngineClient) -> None:
 
 
 ServerArgs = like(SpeculativeParams, "ServerArgs", PREFIX)
-ServerArgs.__module__ = __name__  # where pickle finds it
+ServerArgs.__module__ = __name__  # pickle looks the class up in this module
 
 
 def server_args(value: object) -> KnownKeys:
@@ -100,7 +101,8 @@ class SetInternalState(Body):
 
 
 async def set_internal_state(service: Service, request: SetInternalState) -> list[bool]:
-    """Returns one "updated" for each engine, as SGLang does. Raises ApiError that names the field."""
+    """Changes the engines' defaults. Returns True for each engine ("updated", as in SGLang). Raises ApiError
+    that names the wrong field."""
     args = request.server_args
     service.check_open()
     async with service.changing:
@@ -117,7 +119,7 @@ async def set_internal_state(service: Service, request: SetInternalState) -> lis
 
 
 def in_force(service: Service) -> dict[str, object]:
-    """The engine's present defaults, by their names in `ServerArgs`."""
+    """The engine's current defaults, under their names in `ServerArgs`."""
     ready, speculation = service.engine.ready, service.config.speculation
     if ready is None:
         num_steps = None if speculation.auto else speculation.num_steps

@@ -1,6 +1,6 @@
-"""The record of how many rows each expert had: /start_expert_distribution_record, /stop_… and /dump_…
+"""Records how many rows each expert gets: /start_expert_distribution_record, /stop_… and /dump_…
 
-A dump is a file that `nextn eplb` and --init-expert-location read (`nextn.distributed.placement_file`).
+/dump_… writes a file that `nextn eplb` and --init-expert-location read (`nextn.distributed.placement_file`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ FOLDER_VARIABLES = ("NEXTN_EXPERT_DISTRIBUTION_RECORDER_DIR", "SGLANG_EXPERT_DIS
 
 
 class Dumped(msgspec.Struct):
-    """path: of the file, on the server's machine. steps: of all engines, those left out counted. total: the
-    sum of the file's counts."""
+    """The answer to /dump_expert_distribution_record. path: the file, on the server's machine. steps: of all
+    engines together, including those left out. total: the sum of the file's target counts; nextn_total: that
+    of its NextN counts."""
 
     path: str
     engines: int
@@ -43,7 +44,7 @@ class Dumped(msgspec.Struct):
 
 
 async def record_experts(service: Service, action: RecordAction) -> list[ExpertRecord]:
-    """Raises ApiError."""
+    """Passes `action` on to the engines. Raises ApiError if none runs, or they do not count experts' rows."""
     service.check_open()
     try:
         return await service.engine.record_experts(action)
@@ -52,13 +53,14 @@ async def record_experts(service: Service, action: RecordAction) -> list[ExpertR
 
 
 async def dump_experts(service: Service) -> Dumped:
-    """Writes what was recorded into a file. Raises ApiError."""
+    """Writes the record into a new file. Raises ApiError if nothing was recorded or the file cannot be
+    written."""
     folder = recorder_folder()
     path = folder / f"expert_distribution_{time.time():.6f}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as undo:
-            with path.open("xb") as file:  # before the record is taken
+            with path.open("xb") as file:  # first: if this fails, the engines keep the record
                 undo.callback(path.unlink)
                 dumped = await dump_into(file, path, service)
             undo.pop_all()
@@ -83,7 +85,8 @@ async def dump_into(file: BinaryIO, path: Path, service: Service) -> Dumped:
 
 
 def write(file: BinaryIO, path: Path, records: Sequence[ExpertRecord], model: str) -> Dumped:
-    """Table by table: thousands of them in one piece would hold up the server."""
+    """Writes the records as JSON, in a thread. It encodes one table at a time, because encoding thousands at
+    once would hold up the server."""
     of_nextn = [record.nextn for record in records if record.nextn is not None]
     file.write(b'{"logical_count": ')
     total = write_tables(file, [record.target for record in records])
@@ -95,7 +98,7 @@ def write(file: BinaryIO, path: Path, records: Sequence[ExpertRecord], model: st
     about = {
         "nextn_version": nextn.__version__,
         "nextn_model": model,
-        "nextn_steps": steps,  # of each engine
+        "nextn_steps": steps,  # one for each engine
         "nextn_steps_left_out": left_out,
     }
     file.write(b",\n" + msgspec.json.encode(about)[1:] + b"\n")
@@ -103,8 +106,8 @@ def write(file: BinaryIO, path: Path, records: Sequence[ExpertRecord], model: st
 
 
 def write_tables(file: BinaryIO, tables: Sequence[CountTable]) -> int:
-    """The sum of several engines' tables; if they are by step, one engine's after the other's. Returns the
-    sum of all counts."""
+    """Writes the sum of several engines' tables. Tables with a step axis are written one engine after the
+    other instead. Returns the sum of all counts."""
     *steps, layers, experts = tables[0].shape
     if not steps:
         whole = array("q", bytes(8 * layers * experts))

@@ -1,4 +1,4 @@
-"""What the server says about itself in JSON: its options and state, the model, the load."""
+"""Answers of the routes about the server itself: its options and state, the model, the load."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from nextn.server.protocol.errors import bad_request
 from nextn.server.protocol.responses import Model
 from nextn.stats import TransferStats
 
-# SGLang's; nextn has nothing for memory and lora
+# SGLang's sections; "memory" and "lora" are empty in nextn
 SECTIONS = {"core", "memory", "spec", "lora", "disagg", "queues", "all"}
 
 
 class SpeculativeLoad(msgspec.Struct):
-    """Over the last interval. `auto`: what automatic depth does now, and `auto_line`: the same in the log's
-    words; both are absent where the depth is fixed."""
+    """Acceptance over the last interval. auto: the current state of automatic depth. auto_line: the same as
+    text, as in the log. Both are absent if the depth is fixed."""
 
     accept_length: float
     accept_rate: float
@@ -35,22 +35,22 @@ class SpeculativeLoad(msgspec.Struct):
 
 class QueueLoad(msgspec.Struct):
     waiting: int
-    retracted: int  # requests put back so far
+    retracted: int  # number of retractions so far
 
 
 class DisaggregationLoad(msgspec.Struct):
-    """Under SGLang's names, of which nextn has these. The last is nextn's own."""
+    """Transfers between prefill and decode servers, under SGLang's names; `fallbacks` is nextn's own."""
 
     mode: str
-    prefill_inflight_queue_reqs: int  # whose pages are fetched, or held
-    decode_transfer_queue_reqs: int  # whose pages are waited for
-    kv_transfer_speed_gb_s: float  # of all finished ones together
+    prefill_inflight_queue_reqs: int  # requests whose pages are being fetched, or are held
+    decode_transfer_queue_reqs: int  # requests that wait for their pages
+    kv_transfer_speed_gb_s: float  # over all finished transfers
     kv_transfer_latency_ms: float
     fallbacks: int
 
 
 class Load(msgspec.Struct):
-    """Of one engine, under SGLang's names."""
+    """The load of one engine, under SGLang's names."""
 
     dp_rank: int
     timestamp: float
@@ -78,7 +78,7 @@ class Loads(msgspec.Struct):
 
 
 class OldLoad(msgspec.Struct):
-    """Of /get_load."""
+    """The load of one engine, in the form of /get_load."""
 
     dp_rank: int
     num_reqs: int
@@ -87,8 +87,8 @@ class OldLoad(msgspec.Struct):
 
 
 def loads(service: Service, include: Sequence[str] = (), dp_rank: str | None = None) -> Loads:
-    """`include`: of SECTIONS, each or several with commas between; without any, all. Those of "core" are
-    always there. `dp_rank`: of this engine only. Raises ApiError."""
+    """The load of each engine. include: names from SECTIONS, one or several (with commas) in each string; all
+    sections if empty. "core" is always included. dp_rank: only this engine. Raises ApiError (400)."""
     asked = {name for names in include for name in names.split(",")} or {"all"}
     if unknown := sorted(asked - SECTIONS):
         rule = f"it may have {', '.join(sorted(SECTIONS))}"
@@ -105,7 +105,7 @@ def loads(service: Service, include: Sequence[str] = (), dp_rank: str | None = N
 
 
 def load_of(service: Service, rank: int, client: EngineClient, now: float, asked: Set[str]) -> Load:
-    """asked: of SECTIONS."""
+    """The load of one engine. now: seconds since the epoch. asked: names from SECTIONS."""
     stats, total, last = client.metrics.stats, client.metrics.totals(), client.metrics.interval
     load = Load(
         dp_rank=rank,
@@ -162,14 +162,15 @@ def model_card(service: Service) -> Model:
 
 
 def max_model_len(service: Service) -> int | None:
-    """None while the model is loaded: with a small KV pool it is shorter than --context-length."""
+    """The longest context, or None while the model is being loaded. A small KV pool makes it shorter than
+    --context-length, so it is known only after loading."""
     ready = service.engine.ready
     return None if ready is None else ready.context_length
 
 
 def folder(service: Service) -> str:
-    """The model's folder. Gateways and benchmarks load its tokenizer from there; with a name such as
-    nextn-tiny they would ask a model hub."""
+    """The model's folder. Gateways and benchmarks load the tokenizer from it. Given a name like nextn-tiny,
+    they would ask a model hub instead."""
     return str(model_folder(service.config.model_path))
 
 
@@ -177,7 +178,7 @@ def server_info(service: Service) -> dict[str, object]:
     config, ready = service.config, service.engine.ready
     return {
         **{**dataclasses.asdict(config), "model_path": folder(service), "api_key": None},
-        "disaggregation_bootstrap_port": service.bootstrap[1],  # 0 among the options stands for a free one
+        "disaggregation_bootstrap_port": service.bootstrap[1],  # the option may be 0, for any free port
         "version": nextn.__version__,
         "status": service.status,
         "served_model_name": config.model_name,
@@ -202,5 +203,5 @@ def state_of(service: Service, client: EngineClient) -> dict[str, object]:
 
 
 def model_info(service: Service) -> dict[str, object]:
-    """Where bench_serving finds the tokenizer."""
+    """The answer to /model_info. SGLang's bench_serving reads the tokenizer's path from it."""
     return {"model_path": folder(service), "tokenizer_path": folder(service), "is_generation": True}

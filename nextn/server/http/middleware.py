@@ -1,4 +1,4 @@
-"""ASGI middleware for every request: gives it an id, keeps its trace headers, counts its answer."""
+"""ASGI middleware: gives each request an id, keeps its trace headers, counts its answer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from nextn.server.monitoring.open_requests import OpenRequests
 from nextn.server.protocol.context import client, request_id, trace_headers
 
 REQUEST_ID = b"x-request-id"
-USABLE = re.compile(rb"[!-~]{1,128}")  # it goes into headers and log lines
-DIRECT = "nextn.send"  # in the scope: `send` of parts of a body, at which no middleware looks
+USABLE = re.compile(rb"[!-~]{1,128}")  # ids go into headers and log lines
+DIRECT = "nextn.send"  # key in the scope: a `send` for parts of a body that bypasses the middleware
 TRACE = (b"traceparent", b"tracestate")
 
 
 class RequestId:
-    """ASGI middleware: X-Request-ID, the client's or else one made here. `requests` gets each one's times."""
+    """ASGI middleware: adds X-Request-ID to answers, with the client's id or a new one. It notes each
+    request's times in `requests`."""
 
     def __init__(self, app: ASGIApp, requests: OpenRequests) -> None:
         self.app, self.requests = app, requests
@@ -49,8 +50,8 @@ class RequestId:
 
 
 class CountResponses:
-    """ASGI middleware: answers by route, method and status. Paths without a route count as one, so that
-    nobody can make up series."""
+    """ASGI middleware: counts answers by route, method and status. All paths without a route count as one
+    route, so that clients cannot create new time series."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
@@ -71,7 +72,7 @@ class CountResponses:
         try:
             await self.app(scope, receive, counted)
         except Exception:
-            if not begun:  # Starlette answers it, outside of all middleware
+            if not begun:  # Starlette sends the answer to this error, outside all middleware
                 self._count(scope, 500)
             raise
 

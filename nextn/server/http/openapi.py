@@ -1,7 +1,8 @@
-"""/openapi.json: every route with its body's schema and its answer's, from the types that read and write.
+"""/openapi.json: describes each route, with the schemas of its body and its answer. The schemas come from the
+types that parse bodies and encode answers.
 
-A body's field that is not required may be null, which is its default; one that is known and refused is there
-with the values at which it asks for nothing.
+A body's optional field may be null, which means its default. A field that is known but not supported is
+listed with the values that the server accepts for it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ REF = "#/components/schemas/"
 
 
 class Document:
-    """Takes note of the types as the routes are made."""
+    """The OpenAPI document. It collects the types while the routes are made."""
 
     def __init__(self) -> None:
         self.bodies: dict[str, type[Body]] = {}
@@ -35,9 +36,9 @@ class Document:
         text: bool = False,
         optional: bool = False,
     ) -> dict[str, Any]:
-        """Keywords for a route's decorator. `answer`: the type of a JSON answer; `stream`: it may come
-        in events; `text`: it is plain text. Without any of them it is empty. `optional`: the body may be left
-        out."""
+        """Keyword arguments for a route's decorator. answer: the type of a JSON answer; stream: the answer
+        may also be an event stream; text: the answer is plain text. With neither `answer` nor `text` the
+        answer is empty. optional: the body may be left out."""
         described: dict[str, Any] = {}
         if body is not None:
             self.bodies[body.__name__] = body
@@ -48,14 +49,14 @@ class Document:
             (schema,), _ = msgspec.json.schema_components([answer], ref_template=f"{REF}{{name}}")
             content = as_json(schema)
             if stream:
-                content["text/event-stream"] = {}  # what an event holds, this version of OpenAPI cannot say
+                content["text/event-stream"] = {}  # OpenAPI 3.1 has no schema for the events of a stream
             described["responses"] = {"200": {"content": content}}
             return {"summary": summary, "openapi_extra": described}
         kind = PlainTextResponse if text else Response
         return {"summary": summary, "openapi_extra": described, "response_class": kind}
 
     def serve(self, app: FastAPI) -> None:
-        """The app gives it out at its `openapi_url`, made when it is asked for first."""
+        """Makes the app serve this document at its `openapi_url`. It is made at the first request for it."""
 
         def document() -> dict[str, Any]:
             if app.openapi_schema is None:
@@ -84,7 +85,7 @@ def as_json(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def body_schemas(body: type[Body]) -> dict[str, Any]:
-    """Of a body and of the types in it, by name."""
+    """The schemas of a body and of the types in it, by name."""
     schema = body.model_json_schema(ref_template=f"{REF}{{model}}")
     others: dict[str, Any] = schema.pop("$defs", {})
     required = schema.get("required", [])

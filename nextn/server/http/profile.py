@@ -1,4 +1,4 @@
-"""/start_profile and /stop_profile, as SGLang has them: where the time goes, in a file for Perfetto."""
+"""/start_profile and /stop_profile, as in SGLang: write a trace of where the time goes, for Perfetto."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from nextn.server.protocol.errors import ApiError, bad_request
 
 FOLDER_VARIABLES = ("NEXTN_PROFILE_DIR", "SGLANG_TORCH_PROFILER_DIR", "VLLM_TORCH_PROFILER_DIR")
 PREFIX = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-ACTIVITIES = ("CPU", "GPU")  # without effect: the trace shows what the host does, and when
+ACTIVITIES = ("CPU", "GPU")  # accepted without effect: the trace always shows the host's work over time
 
 
 def number(value: object) -> object:
-    """SGLang's own client sends numbers as text."""
+    """The number in a string of digits, since SGLang's own client sends numbers as text. Other values are
+    returned unchanged."""
     return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
 
 
@@ -36,7 +37,7 @@ def counts_from(least: int, pattern: str) -> object:
 
 
 class ProfileRequest(Body):
-    """All of it may be left out. `merge_profiles` changes nothing: there is one file."""
+    """All fields are optional. `merge_profiles` has no effect, because there is only one file."""
 
     refused: ClassVar = {
         "profile_by_stage": (False,),
@@ -78,7 +79,8 @@ def default_folder(service: Service) -> Path:
 
 
 def start_profile(service: Service, profiler: Profiler, asked: ProfileRequest) -> None:
-    """Raises ApiError."""
+    """Starts a profile. Raises ApiError if no engine runs, if a profile runs already, or if no file can be
+    written in the folder."""
     service.check_open()
     folder = default_folder(service) if asked.output_dir is None else Path(asked.output_dir)
     try:
@@ -91,7 +93,7 @@ def start_profile(service: Service, profiler: Profiler, asked: ProfileRequest) -
 
 
 async def stop_profile(profiler: Profiler) -> Written:
-    """Raises ApiError."""
+    """Ends the profile. Raises ApiError if none was started, or its trace cannot be written."""
     try:
         return await profiler.stop()
     except ValueError as e:

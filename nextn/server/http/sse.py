@@ -1,5 +1,5 @@
-"""Sends answers: as server-sent events, or whole and in pieces. Work on an answer ends when its client
-leaves. Plain ASGI, without a task group for each chunk."""
+"""Sends answers: as server-sent events, or as one JSON body in pieces. Work on an answer ends when its client
+leaves. It uses ASGI directly, without a task group for each chunk."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from nextn.server.http.middleware import DIRECT
 from nextn.server.protocol.errors import ApiError
 from nextn.trace import TRACE
 
-EARLY_SECONDS = 0.02  # in which most requests that an engine does not take are refused
+EARLY_SECONDS = 0.02  # most requests that an engine refuses are refused within this time
 DONE = b"data: [DONE]\n\n"
-PIECE = 1 << 18  # bytes of an answer that are sent at once
+PIECE = 1 << 18  # bytes per piece of a whole answer
 Result = TypeVar("Result")
 
 
@@ -25,7 +25,7 @@ class ClientGone(Exception):
 
 
 def event(data: bytes) -> bytes:
-    """One event. `data` is JSON, in which a line break is always escaped."""
+    """One event. `data` is JSON, which escapes line breaks, so it fits on one line."""
     return b"data: " + data + b"\n\n"
 
 
@@ -53,7 +53,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
 
 
 class WholeAnswer(Response):
-    """An answer in JSON. A long one is sent in pieces, as fast as the client reads: other requests are served
+    """A JSON answer. Long answers are sent in pieces, as fast as the client reads. Other requests are served
     in between, and the connection buffers no second copy."""
 
     media_type = "application/json"
@@ -74,10 +74,10 @@ async def alone(work: Coroutine[Any, Any, bytes]) -> AsyncGenerator[bytes, None]
 
 
 class EventStream(Response):
-    """Sends what `chunks` yields, each an event; then [DONE].
+    """Sends each item of `chunks` as an event, then [DONE].
 
-    The status is sent with the first chunk, so an ApiError before it is an ordinary error response (raised
-    from `start`); after it, an error event.
+    The status is sent with the first chunk. An ApiError before the first chunk is raised from `start` and
+    becomes an ordinary error response. A later ApiError becomes an error event.
     """
 
     media_type = "text/event-stream"
@@ -116,12 +116,12 @@ class EventStream(Response):
 
 
 class EarlyAnswer(Response):
-    """A prefill server's: its status is sent as soon as the request seems to be accepted, not with the first
-    chunk. SGLang's gateways give up a request when they get no status from the prefill server, as when it
-    dies; after the status they go on with the decode server's answer.
+    """A prefill server's answer. Its status is sent before the first chunk, as soon as the request seems to
+    be accepted. SGLang's gateways give up a request if they get no status from the prefill server, for
+    example because it died. After the status they go on with the decode server's answer.
 
-    chunks: as an EventStream's, or, without `stream`, the whole answer as one. An error after the status is
-    the answer's body, or an event of it.
+    chunks: as for EventStream, or with stream=False the whole answer as one chunk. An error after the status
+    becomes the answer's body, or an event.
     """
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], stream: bool) -> None:
@@ -163,7 +163,7 @@ class EarlyAnswer(Response):
         return {"type": "http.response.body", "body": body, "more_body": True}
 
     async def _end(self) -> None:
-        """No request stays in the engine."""
+        """Ends the generation, so that no request stays in the engine."""
         self.first.cancel()
         await asyncio.gather(self.first, return_exceptions=True)
         await self.chunks.aclose()

@@ -1,4 +1,5 @@
-"""Serves the page at /: the files in `page/`, read once. They need no API key; the requests they make do."""
+"""Serves the web page at /: the files in `page/`, which are read once. The files need no API key, but the
+page's requests do."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ TYPES = {
     ".svg": "image/svg+xml",
     ".json": "application/json",
 }
-# Scripts, styles and requests come from this server alone; no other page may frame this one.
+# The browser loads scripts and styles only from this server, sends requests only to it, and shows the page in
+# no frame.
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

@@ -1,5 +1,5 @@
-"""/tokenize and /detokenize, as SGLang words them: text or messages to token ids, and back; and vLLM's
-/tokenizer_info."""
+"""/tokenize and /detokenize in SGLang's form, and vLLM's /tokenizer_info. They turn text or messages into
+token ids, and token ids into text."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from nextn.server.protocol.fields import TOKENS_SCHEMA, prompts
 from nextn.tokenizer import folder
 from nextn.tokenizer.token_bytes import TokenBytes
 
-# Limits of one request. With them the answer and the memory to make it stay below 200 MB.
+# Limits of one request. They keep the answer, and the memory for making it, below 200 MB.
 MOST_CHARACTERS, MOST_TEXTS = 2**20, 2**14
-MOST_TOKENS = 2**18  # to be made into text
+MOST_TOKENS = 2**18  # token ids of one /detokenize request
 OF_MESSAGES = ChatMessages.model_fields.keys() - {"messages"}
 
 
@@ -80,7 +80,7 @@ class DetokenizeRequest(Body):
 
 
 class Tokens(msgspec.Struct):
-    """Lists of them for a list of prompts."""
+    """The answer to /tokenize. For a list of prompts, all fields except max_model_len are lists."""
 
     tokens: Sequence[int | list[int]]
     count: int | list[int]
@@ -89,7 +89,7 @@ class Tokens(msgspec.Struct):
 
 
 class Text(msgspec.Struct):
-    """`prompt` is vLLM's name of the same."""
+    """The answer to /detokenize. `prompt` is vLLM's name for `text`."""
 
     text: str | list[str]
     prompt: str | list[str]
@@ -115,7 +115,8 @@ async def tokenize(service: Service, request: TokenizeRequest) -> Tokens:
 
 
 def check_size(texts: Sequence[str], name: str) -> None:
-    """Raises ApiError for more than one request may have. Texts may be longer than the context."""
+    """Raises ApiError (400) if there are too many texts or characters for one request. A text may be longer
+    than the context."""
     if len(texts) > MOST_TEXTS:
         raise bad_request(f"{name} has {len(texts)} texts; {MOST_TEXTS} are allowed in one request", name)
     count = sum(map(len, texts))
@@ -139,12 +140,13 @@ async def detokenize(service: Service, request: DetokenizeRequest) -> Text:
 
 
 def text_of(tokens: Sequence[int], table: TokenBytes) -> str:
-    """As `Tokenizer.decode`, which would hold up all other threads."""
+    """Like `Tokenizer.decode`, which would hold up all other threads."""
     return b"".join([table[token] for token in tokens]).decode(errors="replace")
 
 
 async def tokenizer_info(service: Service) -> dict[str, object]:
-    """As vLLM: what tokenizer_config.json says, special tokens as text, and the chat template in force."""
+    """The answer to /tokenizer_info, as in vLLM: tokenizer_config.json, with special tokens as text and the
+    chat template that is in use."""
     file = model_folder(service.config.model_path) / folder.CONFIG
     info = await asyncio.to_thread(folder.read_config, file)
     template = service.tokenizer.chat_template

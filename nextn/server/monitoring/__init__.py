@@ -1,1 +1,1 @@
-"""What people and machines see of a running server: metrics, the request log, traces."""
+"""Monitoring of a running server: metrics, the request log, traces, profiles."""

@@ -1,4 +1,4 @@
-"""The engines' part of /metrics: what one engine counts, and several replicas together."""
+"""The engines' part of /metrics, for one engine or several replicas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ ACCEPTED_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)
 
 
 def of_engines(ranks: Sequence[EngineClient]) -> Iterable[Metric]:
-    """With several replicas each sample has the label dp_rank. There are no sums: Prometheus makes them."""
+    """The metrics of all engines. With several replicas, each sample has the label dp_rank. Prometheus can
+    add them up, so there are no sums here."""
     if len(ranks) == 1:
         return of_engine(ranks[0])
     families: dict[str, Metric] = {}
@@ -99,7 +100,7 @@ def of_engine(client: EngineClient) -> Iterable[Metric]:
 
 
 def of_transfers(transfer: TransferStats) -> Iterable[Metric]:
-    """Of a prefill server, pages that went out; of a decode server, pages that came in."""
+    """Metrics of page transfers: on a prefill server of sent pages, on a decode server of received ones."""
     active = "requests whose KV pages are under way between servers, or waited for"
     yield GaugeMetricFamily("nextn:transfer_active", active, value=transfer.active)
     counted = (
@@ -115,7 +116,7 @@ def of_transfers(transfer: TransferStats) -> Iterable[Metric]:
 
 
 def accepted_per_step(spec: SpecStats) -> Metric:
-    """Verify steps by how many drafts they accepted, none proposed included."""
+    """Histogram of verify steps by their number of accepted drafts, including steps without drafts."""
     buckets = [(floatToGoString(most), sum(spec.histogram[: most + 1])) for most in ACCEPTED_BUCKETS]
     return HistogramMetricFamily(
         "nextn:spec_accepted_drafts_per_step",

@@ -1,4 +1,5 @@
-"""A histogram that counts many equal values at once: prometheus_client's takes them one by one."""
+"""A Prometheus histogram that counts many equal values in one call. prometheus_client's own histogram needs
+one call for each value."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from prometheus_client.utils import INF, floatToGoString
 
 class Histogram:
     def __init__(self, name: str, help: str, buckets: Sequence[float]) -> None:
-        """buckets: their upper bounds, without infinity."""
+        """buckets: upper bounds of the buckets, without infinity."""
         self._name, self._help, self._bounds = name, help, [*buckets, INF]
         self._counts = [0] * len(self._bounds)
         self._sum = 0.0

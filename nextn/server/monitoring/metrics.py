@@ -1,7 +1,7 @@
 """/metrics: the engine's metrics and the latencies of requests, in Prometheus' format.
 
-Names are SGLang's with the prefix `nextn:`, and those of vLLM's `spec_decode` counters, which
-`vllm bench serve` reads.
+Names are SGLang's with the prefix `nextn:`. vLLM's `spec_decode` counters have vLLM's names, because
+`vllm bench serve` reads them.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 327
 
 
 class Metrics:
-    """All metrics of one server: the engine's, and those of choices, which `Watch` counts."""
+    """All metrics of one server. `Watch` updates the metrics of choices."""
 
     def __init__(self, engine: Engines) -> None:
         self.engine = engine
-        self.requests = 0  # choices sent to the engine; each ends as one of the next three
-        self.finished: dict[str, int] = dict.fromkeys(("stop", "length"), 0)  # by their reason
-        self.aborted = 0  # given up: by client, /abort_request, deadline or shutdown
-        self.failed = 0  # refused by the engine, or lost with it
+        self.requests = 0  # choices sent to the engine; each is counted below when it ends
+        self.finished: dict[str, int] = dict.fromkeys(("stop", "length"), 0)  # finish reason -> choices
+        self.aborted = 0  # ended by the client, /abort_request, a deadline or shutdown
+        self.failed = 0  # refused by the engine, or lost when it died
         self.registry = CollectorRegistry()
         self.registry.register(self)
-        ProcessCollector(registry=self.registry)  # of this process; the engine's memory is its own
+        ProcessCollector(registry=self.registry)  # only this process, without the engine's
 
         def tokens(name: str, help: str) -> Histogram:
             return Histogram(
@@ -68,7 +68,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def collect(self) -> Iterable[Metric]:
-        """Called by prometheus_client when somebody reads /metrics."""
+        """Called by prometheus_client when a client reads /metrics."""
         yield from of_engines(self.engine.ranks)
         counter = CounterMetricFamily
         yield counter("nextn:num_requests", "choices asked for", value=self.requests)

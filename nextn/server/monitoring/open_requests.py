@@ -1,5 +1,5 @@
-"""The HTTP requests that the server works on, for profiles. They are noted while none runs, too, as a profile
-of a few steps is shorter than most requests."""
+"""Tracks the HTTP requests that the server works on, for profiles. It tracks them even if no profile runs,
+because a profile of a few steps is shorter than most requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ LANE = "HTTP"
 
 @dataclass(slots=True)
 class OpenRequest:
-    """Times are of `perf_counter_ns`. first: when the first bytes of its answer were sent, 0 before that."""
+    """One HTTP request. Times are from `perf_counter_ns`. first: when the first bytes of the answer were
+    sent, 0 before that. status: the answer's HTTP status, 0 before that."""
 
     name: str
     id: str
@@ -46,6 +47,6 @@ class OpenRequests:
             request.record(True)
 
     def record(self) -> None:
-        """All, at the end of a profile, as far as they are."""
+        """Records all open requests, at the end of a profile."""
         for request in self._open.values():
             request.record(False)

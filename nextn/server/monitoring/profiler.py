@@ -1,7 +1,7 @@
-"""Profiles of a running server: this process and its engines record, and what they found becomes one file.
+"""Profiles a running server: this process and its engines record intervals, which are written to one file.
 
-A profile with a number of steps ends when the first engine has made so many; others may be idle. If an engine
-dies, the profile ends without that engine's part.
+A profile with a number of steps ends when the first engine has made this many steps; other engines may be
+idle. If an engine dies, the profile ends without that engine's part.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from nextn.trace_file import check_folder, file_name, write
 
 log = logging.getLogger("nextn.server")
 
-END_SECONDS = 5.0  # that the server waits for its engines' parts when it ends
+END_SECONDS = 5.0  # when the server ends, it waits this long for its engines' parts
 
 
 class Written(msgspec.Struct):
-    """path: of the trace, on the server's machine. steps: of each engine. intervals: all in the file.
-    left_out: those for which there was no room, the oldest."""
+    """The answer to /stop_profile. path: the trace, on the server's machine. steps: of each engine.
+    intervals: their number in the file. left_out: number of the oldest intervals, which were dropped for lack
+    of room."""
 
     path: str
     processes: list[str]
@@ -41,19 +42,19 @@ class Written(msgspec.Struct):
 
 @dataclass
 class Profile:
-    """One profile. first: see `StartProfile`. stopping: set to end it."""
+    """One profile. first: see `StartProfile`. stopping: setting it ends the profile."""
 
     folder: Path
     prefix: str | None = None
     steps: int | None = None
     first: int | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    traces: list[ProcessTrace] = field(default_factory=list)  # when it has ended
+    traces: list[ProcessTrace] = field(default_factory=list)  # empty until it ends
     writing: asyncio.Task[Written] | None = None
 
 
 class Profiler:
-    """One profile at a time. model: its name, for the file."""
+    """Runs one profile at a time. model: the model's name, for the file."""
 
     def __init__(self, engine: Engines, model: str) -> None:
         self.engine, self.model = engine, model
@@ -65,7 +66,8 @@ class Profiler:
         return self._last is not None and not self._last.traces
 
     def start(self, profile: Profile) -> None:
-        """Raises ValueError while one runs, OSError if there can be no file in its folder."""
+        """Starts a profile. Raises ValueError if one runs already, OSError if no file can be written in its
+        folder."""
         if self.running:
             raise ValueError("a profile runs already; POST /stop_profile ends it")
         check_folder(profile.folder)
@@ -74,13 +76,14 @@ class Profiler:
         TRACE.start("server")
         self._last = profile
         profile.writing = asyncio.create_task(self._finish(profile, up, asked))
-        profile.writing.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is logged
+        profile.writing.add_done_callback(lambda task: task.cancelled() or task.exception())  # already logged
         steps = "until /stop_profile" if profile.steps is None else f"for {profile.steps} steps"
         log.info("a profile runs %s; its trace will be in %s", steps, profile.folder)
 
     async def stop(self) -> Written:
-        """Ends the profile that runs, or says what the last one wrote. If it could not be written, this tries
-        again. Raises ValueError if there was none, OSError."""
+        """Ends the profile that runs, and returns the result. If none runs, returns the last result. If that
+        profile could not be written, tries again. Raises ValueError if there was no profile, OSError if its
+        file cannot be written."""
         profile = self._last
         if profile is None or profile.writing is None:
             raise ValueError("no profile was started; POST /start_profile")
@@ -90,7 +93,7 @@ class Profiler:
         return await asyncio.shield(profile.writing)
 
     async def close(self) -> None:
-        """The server ends: what was recorded is written."""
+        """Called when the server ends. Writes the profile that runs, if there is one."""
         if self.running:
             with contextlib.suppress(OSError, TimeoutError):
                 await asyncio.wait_for(self.stop(), END_SECONDS)

@@ -1,6 +1,6 @@
-"""--log-requests: a line when a request comes, and one for each of its choices when it ends.
+"""--log-requests: logs a line when a request arrives, and a line when each of its choices ends.
 
-Without the option, the second is there at --log-level debug.
+Without the option, lines about the ends of choices are logged at --log-level debug.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from nextn.server.protocol.errors import ApiError
 log = logging.getLogger("nextn.request")
 
 SIZES, PARAMETERS, BEGINNINGS, ALL = range(4)
-BEGINNING = 256  # tokens, at level BEGINNINGS
+BEGINNING = 256  # tokens of each text that are logged at level BEGINNINGS
 DEFAULTS = dataclasses.asdict(SamplingParams())
 
 
 class RequestLog:
-    """`level`: one of the above; None: requests are logged at level debug only. `decode`: makes a text of its
-    tokens."""
+    """Writes the lines. level: SIZES, PARAMETERS, BEGINNINGS or ALL; None without --log-requests. decode:
+    turns tokens into text."""
 
     def __init__(self, level: int | None, decode: Callable[[list[int]], str]) -> None:
         self.level, self.decode = level, decode
 
     def begun(self, firsts: Sequence[Choice]) -> None:
-        """`firsts`: the first choice for each prompt of a request."""
+        """Logs the arrival of a request. firsts: the first choice for each of its prompts."""
         if self.level is None or not log.isEnabledFor(logging.INFO):
             return
         for choice in firsts:
@@ -73,7 +73,7 @@ class RequestLog:
 
 
 def summary(choice: Choice, arrival: float) -> str:
-    """A finished request in one line."""
+    """The text of the line about a finished choice."""
     seconds = choice.last_output - arrival
     return (
         f"id: {choice.id!r}, #prompt-token: {choice.prompt_tokens}, "
@@ -85,7 +85,7 @@ def summary(choice: Choice, arrival: float) -> str:
 
 
 def measured(choice: Choice, arrival: float) -> dict[str, object]:
-    """The same as fields. Times are in seconds; None: the choice never began."""
+    """The line's values as fields of a JSON line. Times are in seconds, or None if the choice never began."""
     begun = choice.first_output > 0
     return {
         "id": choice.id,

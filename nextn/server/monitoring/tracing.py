@@ -1,7 +1,8 @@
-"""--otlp-traces-endpoint: a span for each choice, and below it those of waiting, prompt and decode, sent to
-an OpenTelemetry collector. A client's `traceparent` becomes the parent. Needs the extra `trace`.
+"""--otlp-traces-endpoint: sends a span for each choice to an OpenTelemetry collector, with child spans for
+waiting, prompt and decode. A client's `traceparent` becomes the parent. Needs the extra `trace`.
 
-Spans are made when a choice has ended, from times that are noted anyway. While it runs, they cost nothing.
+Spans are made when a choice has ended, from times that the server notes anyway. They cost nothing before
+that.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from nextn.server.protocol.errors import ApiError
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-EXPORT_SECONDS = 2  # a collector that does not answer must not hold up the server's end
+EXPORT_SECONDS = 2  # short, because a collector that does not answer delays the server's end
 
 
 class Tracing:
-    """Raises ValueError when the extra is not installed."""
+    """Makes spans and gives them to `exporter`. Needs the extra `trace`."""
 
     def __init__(self, model: str, exporter: SpanExporter) -> None:
         from opentelemetry import trace
@@ -38,7 +39,7 @@ class Tracing:
         self.propagator = TraceContextTextMapPropagator()
 
     def ended(self, choice: Choice, arrival: float, error: ApiError | None = None) -> None:
-        """Sends the spans of a choice that has ended. error: why it was given up."""
+        """Sends the spans of a choice that has ended. error: the reason, if it did not finish."""
         to_epoch = time.time() - time.perf_counter()
         params, done = choice.request.params, choice.finish_reason is not None
         span = self.tracer.start_span(
@@ -80,12 +81,12 @@ class Tracing:
         span.end(nanoseconds(end + to_epoch))
 
     def close(self) -> None:
-        """Sends the spans that are left."""
+        """Sends the remaining spans."""
         self.provider.shutdown()
 
 
 def otlp(model: str, endpoint: str) -> Tracing:
-    """To a collector's HTTP port. Raises ValueError when the extra is not installed."""
+    """A `Tracing` that sends to a collector's HTTP port. Raises ValueError if the extra is not installed."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as e:

@@ -1,4 +1,4 @@
-"""Records what becomes of each choice: in metrics, in the request log and as traces."""
+"""Records the events of each choice in metrics, in the request log and as traces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nextn.server.protocol.errors import SHUTTING_DOWN, ApiError
 
 
 class Watch(Observer):
-    """The server's observer."""
+    """The observer of the server's choices."""
 
     def __init__(self, metrics: Metrics, log: RequestLog, tracing: Tracing | None = None) -> None:
         self.metrics, self.log, self.tracing = metrics, log, tracing

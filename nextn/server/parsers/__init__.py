@@ -1,1 +1,1 @@
-"""How a text is parted into reasoning, content and tool calls, while it arrives."""
+"""Parsers that split a text into reasoning, content and tool calls, while it arrives."""

@@ -1,4 +1,4 @@
-"""How the text of a chat's answer is read: reasoning first, tool calls in what is left of it."""
+"""Parses the text of a chat's answer: first separates reasoning, then finds tool calls in the content."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from nextn.server.parsers.reasoning import ReasoningParser
 
 @dataclass(frozen=True)
 class Reading:
-    """How an answer is parted. With the defaults all of it is content."""
+    """How to parse an answer. With the defaults all of it is content."""
 
-    tool_parser: str | None = None  # one of tools.FORMATS; None: calls are not looked for
-    reasoning: bool | None = None  # does the answer begin within it? None: it is not parted off
+    tool_parser: str | None = None  # one of tools.FORMATS; None: do not look for calls
+    reasoning: bool | None = None  # whether the answer begins inside reasoning; None: do not separate it
     stream_reasoning: bool = True
-    echo: str = ""  # what the content begins with: the message that the answer goes on with
-    opens: bool = False  # may blanks come before the answer's <think>?
+    echo: str = ""  # the content begins with this: the message that the answer continues
+    opens: bool = False  # whether blanks may come before the answer's <think>
     call_ends_reasoning: bool = False
-    functions: Mapping[str, Any] = field(default_factory=dict, compare=False)  # each one's parameters
+    functions: Mapping[str, Any] = field(default_factory=dict, compare=False)  # name -> parameters
 
     @property
     def markers(self) -> frozenset[str]:
-        """What must come through as text, special tokens though they may be."""
+        """Markers that the detokenizer must keep in the text, even if they are special tokens."""
         found = () if self.tool_parser is None else tools.FORMATS[self.tool_parser].marks
         return frozenset(found if self.reasoning is None else (*found, *reasoning.MARKERS))
 
@@ -42,7 +42,7 @@ CONTENT = Reading()
 
 
 class AnswerParser:
-    """Text in, parts out, for one choice. All parts together do not depend on how the text was cut."""
+    """Turns the text of one choice into parts. The joined parts do not depend on how the text was cut."""
 
     def __init__(self, reading: Reading) -> None:
         name = reading.tool_parser
@@ -59,7 +59,7 @@ class AnswerParser:
         return self._content(self._reasoning.push(text))
 
     def finish(self) -> list[Part]:
-        """What was held back, when no more will come."""
+        """The parts that were held back. Call it at the end of the text."""
         parts = [] if self._reasoning is None else self._content(self._reasoning.finish())
         return parts if self._tools is None else parts + self._tools.finish()
 

@@ -1,8 +1,8 @@
-"""What the readers of tool calls have in common: a text that arrives in pieces, read step by step.
+"""The common base of the parsers of tool calls: a state machine over a text that arrives in pieces.
 
-The parts do not depend on how the text was cut into pushes, and the work is linear in its length. What turns
-out to be no call is content, including its marks. Of a call whose end mark is missing the arguments stay as
-they are, JSON that is not closed, so that nobody takes it for a complete one.
+The parts do not depend on how the text was cut into pushes. The work is linear in the text's length. A text
+that turns out to be no call becomes content, including its marks. If a call has no end mark, its arguments
+remain unclosed JSON, so that clients do not take them for complete.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from typing import Any, ClassVar
 from nextn.server.parsers.parts import Kind, Part, cut
 
 MOST_NAME = 256  # characters of a function's or an argument's name
-AT_ONCE = 4096  # characters: what is left of them is copied at every step
+AT_ONCE = 4096  # characters per round; small, because each step copies the unread rest of them
 NO_NAME = re.compile(r"[\s<>]")
 
 
 class CallParser(ABC):
-    """`functions`: the parameters (a JSON schema, or None) of each function that may be called."""
+    """Parses the calls of one answer; each format has a subclass. functions: the parameters (a JSON schema,
+    or None) of each function that may be called."""
 
     BEGINS: ClassVar[tuple[str, ...]]  # the marks at which calls begin
-    KEEPS_BLANKS: ClassVar[bool] = False  # are blanks before a call content?
+    KEEPS_BLANKS: ClassVar[bool] = False  # whether blanks before a call are content
 
     def __init__(self, functions: Mapping[str, Any]) -> None:
         self._functions = functions
         self._step: Callable[[], bool] = self._text
         self._held = ""
-        self._blank: list[str] = []  # at the end of the content so far: dropped if a call follows
-        self._gap: list[str] = []  # blanks before what `_next` waits for
-        self._marks: list[str] = []  # read and not passed on: content if no call follows
+        self._blank: list[str] = []  # blanks at the end of the content so far; dropped if a call follows
+        self._gap: list[str] = []  # blanks before the mark that `_next` waits for
+        self._marks: list[str] = []  # marks read but not passed on; they become content if no call follows
         self._parts: list[Part] = []
         self._begun = 0
-        self._just_ended = False  # is nothing but blanks after the last call?
-        self.ended = 0  # calls
+        self._just_ended = False  # whether only blanks came since the last call
+        self.ended = 0  # number of complete calls
 
     def push(self, text: str) -> list[Part]:
         for i in range(0, len(text), AT_ONCE):
@@ -46,7 +47,7 @@ class CallParser(ABC):
         return parts
 
     def finish(self) -> list[Part]:
-        """What was held back, when no more will come."""
+        """The parts that were held back. Call it at the end of the text."""
         self._held = self._take_gap() + self._held
         if self._step != self._text and not self._marks:
             self._unfinished()
@@ -57,17 +58,18 @@ class CallParser(ABC):
         parts, self._parts = self._parts, []
         return parts
 
-    # What a format adds
+    # Methods of each format
 
     @abstractmethod
     def _after(self, mark: str) -> Callable[[], bool]:
-        """The step after a mark at which calls begin."""
+        """The step after `mark`, which is one of BEGINS."""
 
     @abstractmethod
     def _unfinished(self) -> None:
-        """The text ends within a call: passes on what is held of it. What is left in `_held` is content."""
+        """The text ended inside a call: passes on the arguments in `_held`. `finish` sends the rest of
+        `_held` as content."""
 
-    # Steps read on from `_held`; False: more text must come first.
+    # Steps take text from `_held`. They return False if they need more text first.
 
     def _text(self) -> bool:
         before, mark, self._held = cut(self._held, self.BEGINS)
@@ -79,8 +81,8 @@ class CallParser(ABC):
         return True
 
     def _next(self, *marks: str) -> str | None:
-        """Takes the mark that comes next, after blanks. "": more text must come first. None: there is
-        something else."""
+        """Takes the next mark, after blanks, and returns it. Returns "" if it needs more text first, and None
+        if the next text is no mark."""
         rest = self._held.lstrip()
         if rest != self._held:
             self._gap.append(self._held[: len(self._held) - len(rest)])
@@ -115,14 +117,14 @@ class CallParser(ABC):
         self._step = self._text
 
     def _not_a_call(self, text: str = "") -> bool:
-        """What was read since the mark, and `text`, is content."""
+        """Passes on the text since the mark, and `text`, as content."""
         marks, self._marks = "".join(self._marks), []
         self._content(marks + text)
         self._step = self._text
         return True
 
     def _content(self, text: str) -> None:
-        """Passes it on, but for blanks at its end, if a call may follow."""
+        """Passes on content. Blanks at its end are held back unless KEEPS_BLANKS, since a call may follow."""
         kept = text if self.KEEPS_BLANKS else text.rstrip()
         if kept:
             self._say("content", "".join([*self._blank, kept]))

@@ -1,18 +1,18 @@
-"""DeepSeek's two formats.
+"""DeepSeek's two formats of tool calls.
 
-deepseekv3 (V3-0324, R1-0528), name and arguments of a call:
+deepseekv3 (V3-0324, R1-0528):
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME
     ```json
     ARGUMENTS
     ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
-deepseekv31 (V3.1 and later), within the same outer marks:
+deepseekv31 (V3.1 and later), inside the same outer marks:
 
     <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜>
 
-Further calls follow in the same outer marks, which may be missing. Arguments are passed on as they come; that
-they are JSON is up to the model. Of calls, only the marks and the blanks between calls are dropped.
+Further calls follow inside the same outer marks. The outer marks may be missing. Arguments are passed on
+unchanged, whether they are JSON or not. Only the marks, and the blanks between calls, are dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class V3Parser(CallParser):
     KEEPS_BLANKS = True
     BEFORE_NAME: ClassVar[str] = f"function{SEPARATOR}"
     AFTER_NAME: ClassVar[str] = "\n```json\n"
-    FENCES: ClassVar[tuple[str, ...]] = ("\n```", "```")  # that may close the arguments, before the mark
+    FENCES: ClassVar[tuple[str, ...]] = ("\n```", "```")  # may stand between the arguments and the end mark
 
     def __init__(self, functions: Mapping[str, Any]) -> None:
         super().__init__(functions)
@@ -48,7 +48,7 @@ class V3Parser(CallParser):
         return self._between if mark == CALLS_BEGIN else self._head
 
     def _between(self) -> bool:
-        """After the outer mark, or after a call."""
+        """Reads the mark after the outer mark, or after a call."""
         mark = self._next(CALL_BEGIN, CALLS_END)
         if mark == "":
             return False
@@ -63,7 +63,7 @@ class V3Parser(CallParser):
         return True
 
     def _head(self) -> bool:
-        """The function's name."""
+        """Reads the function's name."""
         before, mark, rest = cut(self._held, (self.AFTER_NAME, *self.BEGINS, CALL_END, CALLS_END))
         if mark is None and len(before) <= MOST_NAME:
             return False

@@ -7,18 +7,18 @@ import re
 from nextn.server.parsers.answer import AnswerParser, Reading
 
 FOUND = "tool_call"
-PIECE = re.compile(r"[^>]*>|[^>]+")  # marks end with ">"
+PIECE = re.compile(r"[^>]*>|[^>]+")  # marks end with ">", so a piece ends exactly at a call's end
 
 
 class FirstCall:
-    """Searches an answer's text, see `nextn.tokenizer.stream.Search`."""
+    """Searches an answer's text for the end of its first call. Implements `nextn.tokenizer.stream.Search`."""
 
     def __init__(self, reading: Reading) -> None:
         self._parser = AnswerParser(reading)
 
     def find(self, text: str) -> tuple[int, str | None]:
-        """Returns the number of characters up to the end of the first call, and FOUND; without a call's end,
-        all of them and None."""
+        """Reads the next text. Returns the number of its characters up to the end of the first call, and
+        FOUND. If no call ends in it, returns the text's length and None."""
         for piece in PIECE.finditer(text):
             self._parser.push(piece[0])
             if self._parser.calls_ended:

@@ -1,4 +1,5 @@
-"""GLM's format: arguments are pairs of a key and a value, and the function's schema says which are strings.
+"""GLM's format of tool calls. Arguments are pairs of a key and a value; the function's schema says which
+values are strings.
 
 glm45 (GLM-4.5, GLM-4.6):                       glm47 (GLM-4.7, GLM-5), the same without line breaks:
 
@@ -7,8 +8,8 @@ glm45 (GLM-4.5, GLM-4.6):                       glm47 (GLM-4.7, GLM-5), the same
     <arg_value>VALUE</arg_value>
     </tool_call>
 
-Both are read alike. A value ends at </arg_value> only, so it may contain other marks. See `typed` for what
-becomes of values. Sources: the models' chat templates; SGLang's glm4_moe_detector.py and
+One parser reads both. A value ends only at </arg_value>, so it may contain other marks. `typed` describes the
+conversion of values into JSON. Sources: the models' chat templates; SGLang's glm4_moe_detector.py and
 glm47_moe_detector.py; vLLM's glm4_moe_tool_parser.py.
 """
 
@@ -58,7 +59,7 @@ class GlmParser(CallParser):
         return True
 
     def _pairs(self) -> bool:
-        """After the name, or after a value."""
+        """Reads the mark after the name, or after a value."""
         mark = self._next(KEY, END, CALL)
         if mark == "":
             return False

@@ -1,13 +1,13 @@
-"""The format of Hermes 2 Pro and later, Qwen2.5 and Qwen3: a call is a JSON object.
+"""The format of tool calls of Hermes 2 Pro and later, Qwen2.5 and Qwen3. A call is a JSON object.
 
     <tool_call>
     {"name": "NAME", "arguments": ARGUMENTS}
     </tool_call>
 
-The members may come in either order; "parameters" is taken for "arguments"; others are dropped. Arguments are
-passed on as they come, if the name is known; that they are JSON is up to the model. Marks in JSON strings are
-text. Sources: the models' chat templates; SGLang's hermes_detector.py and qwen25_detector.py; vLLM's
-hermes_tool_parser.py.
+The members may come in either order. "parameters" is read like "arguments"; other members are dropped. Once
+the name is known, arguments are passed on as they arrive, whether they are JSON or not. Marks inside JSON
+strings are text. Sources: the models' chat templates; SGLang's hermes_detector.py and qwen25_detector.py;
+vLLM's hermes_tool_parser.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HERMES = Spelling(CALL, f'{CALL}\n{{"name": "', '", "arguments": ', f"}}\n{END}"
 STRING = re.compile(r'\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
 MEMBER = re.compile(STRING.pattern + r"\s*:\s*", re.DOTALL)
 ARGUMENTS = ("arguments", "parameters")
-MOST_HEAD = 2 * MOST_NAME  # characters of a member's name and, if it is the function's, its value
+MOST_HEAD = 2 * MOST_NAME  # characters of a member's name; of the member "name", with its value
 
 
 class HermesParser(CallParser):
@@ -37,9 +37,9 @@ class HermesParser(CallParser):
     def __init__(self, functions: Mapping[str, Any]) -> None:
         super().__init__(functions)
         self._called: str | None = None
-        self._arguments: list[str] | None = None  # that came before the name
-        self._passed = False  # have arguments come?
-        self._value_of = ""  # the member whose value is read
+        self._arguments: list[str] | None = None  # arguments that came before the name
+        self._passed = False  # whether arguments have come
+        self._value_of = ""  # the member whose value is being read
         self._end = JsonEnd()
 
     def _after(self, mark: str) -> Callable[[], bool]:
@@ -56,7 +56,7 @@ class HermesParser(CallParser):
         return True
 
     def _member(self) -> bool:
-        """A member's name, up to its value."""
+        """Reads a member's name, up to its value."""
         match = MEMBER.match(self._held)
         if match is None or match.end() == len(self._held):  # blanks may follow
             return self._wait()
@@ -90,7 +90,7 @@ class HermesParser(CallParser):
 
     def _value(self) -> bool:
         at = self._end.take(self._held)
-        while not self._end.found and at < len(self._held):  # at a "<"
+        while not self._end.found and at < len(self._held):  # it stopped at a "<"
             rest = self._held[at : at + len(END)]
             if END.startswith(rest):
                 break
@@ -113,7 +113,7 @@ class HermesParser(CallParser):
         self._passed = True
 
     def _next_member(self) -> bool:
-        """After a member."""
+        """Reads the mark after a member."""
         mark = self._next(",", "}", END)
         if mark == "":
             return False
@@ -133,14 +133,14 @@ class HermesParser(CallParser):
         return True
 
     def _close(self) -> bool:
-        """After the object."""
+        """Reads the end mark after the object, if there is one."""
         if self._next(END) == "":
             return False
         self._end_call()
         return True
 
     def _wait(self) -> bool:
-        """For the rest of a name. False, unless it is none."""
+        """Waits for the rest of a name (returns False). If the text is too long for one, ends the call."""
         return len(self._held) > MOST_HEAD and self._broken()
 
     def _broken(self) -> bool:

@@ -9,7 +9,7 @@ OUTSIDE = re.compile(r'["{}\[\],<\s]')
 
 
 class JsonEnd:
-    """Knows strings and brackets, and takes the rest as it is: that it is JSON is up to the model."""
+    """Scans one JSON value. It knows only strings and brackets, and does not check the rest."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -17,8 +17,8 @@ class JsonEnd:
         self.found = False
 
     def take(self, text: str, at: int = 0) -> int:
-        """Where the value's part of text[at:] ends: at its end (`found`), at a "<" outside of strings, which
-        no JSON has, or at the end of the text."""
+        """Returns the position at which the value's part of text[at:] ends. This is the value's end (then
+        `found` is set), a "<" outside strings, which is never JSON, or the end of the text."""
         while at < len(text) and not self.found:
             if self._escaped:
                 self._escaped = False

@@ -1,4 +1,4 @@
-"""What the parsers make of an answer, and the search for markers in text that arrives in pieces."""
+"""The parts of an answer that parsers return, and the search for markers in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Kind = Literal["reasoning", "content", "call", "arguments"]
 
 
 class Part(NamedTuple):
-    """A piece of an answer. The text of "call" is the function's name. `call`: which of the answer's calls,
-    for "call" and "arguments"."""
+    """A piece of an answer. The text of a "call" is the function's name. call: index of the call in the
+    answer, for the kinds "call" and "arguments"."""
 
     kind: Kind
     text: str
@@ -20,8 +20,8 @@ class Part(NamedTuple):
 
 
 def cut(text: str, markers: Sequence[str]) -> tuple[str, str | None, str]:
-    """The text before the marker that begins first, that marker, and the text after it. Without a marker: the
-    text that can be passed on, None, and the end of it that may yet become a marker.
+    """Splits a text at the first marker: the text before it, the marker, the text after it. Without a marker:
+    the text that can be passed on, None, and the end of the text that may be the beginning of a marker.
 
     >>> cut("a<b>c", ["<b>"]), cut("a<b", ["<b>"])
     (('a', '<b>', 'c'), ('a', None, '<b'))

@@ -1,5 +1,5 @@
-"""Qwen3-Coder's format (also of Qwen3.5 and later): arguments are named parameters, and the function's schema
-says which are strings.
+"""The format of tool calls of Qwen3-Coder, and of Qwen3.5 and later. Arguments are named parameters; the
+function's schema says which are strings.
 
     <tool_call>
     <function=NAME>
@@ -9,10 +9,11 @@ says which are strings.
     </function>
     </tool_call>
 
-A value loses one line break at its beginning and one at its end. It ends at </parameter>, or where a line
-begins with <parameter= or </function>, as models forget the mark. The outer marks may be missing. See `typed`
-for what becomes of values; one without a type is a string. Sources: the models' chat templates; SGLang's
-qwen3_coder_detector.py; vLLM's parser/qwen3.py and qwen3coder_tool_parser.py.
+A value loses one line break at its beginning and one at its end. It ends at </parameter>. Models sometimes
+forget this mark, so it also ends before a line that begins with <parameter= or </function>. The outer marks
+may be missing. `typed` describes the conversion of values into JSON; a value without a type is a string.
+Sources: the models' chat templates; SGLang's qwen3_coder_detector.py; vLLM's parser/qwen3.py and
+qwen3coder_tool_parser.py.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ CALL, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 KEY, VALUE_END = "<parameter=", "</parameter>"
 MARKS = (CALL, END, FUNCTION, FUNCTION_END, KEY, VALUE_END)
-LINE_ENDS = (KEY, FUNCTION_END)  # of a value, where a line begins
+LINE_ENDS = (KEY, FUNCTION_END)  # end a value if they are at the beginning of a line
 VALUE_ENDS = (f"\n{VALUE_END}", VALUE_END, *(f"\n{end}" for end in LINE_ENDS))
 CODER = Spelling(
     CALL,
@@ -53,7 +54,7 @@ class CoderParser(CallParser):
         return self._name if mark == FUNCTION else self._function
 
     def _function(self) -> bool:
-        """After <tool_call>."""
+        """Reads the mark after <tool_call>."""
         mark = self._next(FUNCTION)
         if mark == "":
             return False
@@ -75,7 +76,7 @@ class CoderParser(CallParser):
         return True
 
     def _first(self) -> bool:
-        """After the name: only now it is a call."""
+        """Reads the mark after the name. Without a correct mark here, the text is not a call."""
         mark = self._next(KEY, FUNCTION_END)
         if mark == "":
             return False
@@ -115,7 +116,7 @@ class CoderParser(CallParser):
         return True
 
     def _value_begins(self) -> bool:
-        """Drops a line break, but for one that belongs to an end of the value."""
+        """Drops the line break before a value, unless it is part of the mark that ends the value."""
         rest = self._held.removeprefix("\n")
         if rest != self._held:
             if any(end.startswith(rest) for end in LINE_ENDS):
@@ -137,7 +138,7 @@ class CoderParser(CallParser):
         return True
 
     def _end(self) -> bool:
-        """After </function>."""
+        """Reads the mark after </function>."""
         mark = self._next(END, FUNCTION)
         if mark == "":
             return False

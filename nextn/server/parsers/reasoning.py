@@ -1,9 +1,9 @@
-"""Separates an answer's reasoning, up to </think>, from what comes after it.
+"""Separates an answer's reasoning, up to </think>, from the content after it.
 
     "<think>Two and two.</think>Four."  ->  reasoning "Two and two.", content "Four."
 
-An opening <think> counts at the very beginning only: models that think write it first, or find it at the end
-of their prompt. Only the marks are removed. The parts do not depend on how the text was cut into pushes.
+An opening <think> counts only at the very beginning: a reasoning model writes it first, or its prompt ends
+with it. Only the marks are removed. The parts do not depend on how the text was cut into pushes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ MOST_BLANKS = 16  # before <think>
 
 
 class Format(NamedTuple):
-    """begins: does an answer begin within the reasoning, where its prompt does not say? opens: may it open
-    the reasoning itself, after blanks? call_ends: does a tool call end the reasoning too? GLM and Qwen may
-    forget </think> before one (SGLang's reasoning_parser.py, vLLM's qwen3_reasoning_parser.py)."""
+    """How a model writes reasoning. begins: an answer begins inside reasoning if its prompt ends with no
+    mark. opens: an answer may open reasoning itself, after blanks. call_ends: a tool call also ends
+    reasoning; GLM and Qwen may forget </think> before a call (SGLang's reasoning_parser.py, vLLM's
+    qwen3_reasoning_parser.py)."""
 
     begins: bool
     opens: bool = False
     call_ends: bool = False
 
 
-# --reasoning-parser
+# Values of --reasoning-parser
 PARSERS = {
     "deepseek-r1": Format(begins=True),
     "deepseek-v3": Format(begins=False),
@@ -39,7 +40,7 @@ PARSERS = {
 
 
 def begins_inside(parser: str, prompt: str) -> bool:
-    """Does the answer to this prompt begin with reasoning, even if it does not open it?"""
+    """Whether the answer to this prompt begins inside reasoning, even without its own <think>."""
     tail = prompt.rstrip()
     if tail.endswith(MARKERS):
         return tail.endswith(OPEN)
@@ -47,14 +48,14 @@ def begins_inside(parser: str, prompt: str) -> bool:
 
 
 def may_open(parser: str, prompt: str) -> bool:
-    """May the answer to this prompt open reasoning itself?"""
+    """Whether the answer to this prompt may open reasoning itself, after blanks."""
     return PARSERS[parser].opens and not prompt.rstrip().endswith(MARKERS)
 
 
 class ReasoningParser:
-    """`inside`: the answer begins with reasoning. `stream`: reasoning is passed on as it comes; else in one
-    piece when it is complete. `blanks`: may there be blanks before <think>? `calls`: marks that end the
-    reasoning too, and are content."""
+    """Splits one answer into reasoning and content. inside: the answer begins inside reasoning. stream:
+    reasoning is passed on as it arrives; otherwise in one piece when it is complete. blanks: blanks may come
+    before <think>. calls: marks that also end reasoning; they are part of the content."""
 
     def __init__(
         self, inside: bool, stream: bool = True, blanks: bool = False, calls: Sequence[str] = ()
@@ -91,7 +92,7 @@ class ReasoningParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """What was held back, when no more will come."""
+        """The parts that were held back. Call it at the end of the text."""
         if not self._inside:
             return [Part("content", self._held)] if self._held else []
         self._reasoning += self._held

@@ -1,20 +1,20 @@
-"""What a function's JSON schema says of one argument that is written as text, not as JSON."""
+"""Finds the type of one argument in a function's JSON schema, for formats that write values as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-# text: a string as it is. nullable: one, or null. json: no string. free: a string or something else.
+# text: a string. nullable: a string or null. json: not a string. free: a string or another type.
 Kind = Literal["text", "nullable", "json", "free"]
 
-DEPTH = 16  # links and combinations that are followed
-MOST = 256  # schemas that are looked at for one argument: what they combine may lead back to them
+DEPTH = 16  # nested links and combinations that the search follows
+MOST = 256  # schemas that the search visits for one argument, since combinations may be circular
 TYPES = ("string", "null", "boolean", "integer", "number", "array", "object")
 
 
 def kind_of(parameters: object, name: str, unknown: Kind) -> Kind:
-    """`unknown`: of an argument of which the schema says no type.
+    """The kind of the argument `name`. unknown: the result if the schema has no type for the argument.
 
     >>> kind_of({"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}, "a", "free")
     'nullable'
@@ -33,13 +33,13 @@ def kind_of(parameters: object, name: str, unknown: Kind) -> Kind:
 
 
 class _Search:
-    """Of one argument, in one schema."""
+    """The search for one argument in one schema."""
 
     def __init__(self, root: object) -> None:
         self._root, self._left = root, MOST
 
     def arguments(self, schema: object, name: str, depth: int = DEPTH) -> Iterator[object]:
-        """What the schema says of the argument, in it and in the schemas that it combines."""
+        """Yields the argument's schemas: in `schema` itself, and in the schemas that it combines."""
         whole = self._next(schema, depth)
         if whole is None:
             return
@@ -50,7 +50,7 @@ class _Search:
             yield from self.arguments(part, name, depth - 1)
 
     def types_of(self, schema: object, depth: int = DEPTH) -> set[str] | None:
-        """The JSON types that a value may have; None: the schema does not say."""
+        """The JSON types that a value may have. None if the schema does not restrict them."""
         whole = self._next(schema, depth)
         if whole is None:
             return None
@@ -77,7 +77,8 @@ class _Search:
         return None
 
     def _next(self, schema: object, depth: int) -> Mapping[str, Any] | None:
-        """The schema, or what it is a link to; None where there is none, and where the search ends."""
+        """The schema, or the schema that it links to. None if there is none, or a limit of the search is
+        reached."""
         self._left -= 1
         found = followed(schema, self._root) if self._left >= 0 and depth else None
         return found if isinstance(found, Mapping) else None
@@ -90,7 +91,7 @@ def combined(schema: Mapping[str, Any], *words: str) -> Iterator[object]:
 
 
 def followed(schema: object, root: object) -> object:
-    """What a link within the same schema leads to; None if it leads nowhere."""
+    """Follows links ($ref) inside the schema `root`. Returns None if a link leads nowhere, or out of it."""
     for _ in range(DEPTH):
         link = schema.get("$ref") if isinstance(schema, Mapping) else None
         if link is None:

@@ -1,4 +1,4 @@
-"""How a format spells a call: what grammars of calls are made from."""
+"""How a format spells a tool call. Grammars of calls are made from this."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Pair(NamedTuple):
     """An argument that is written as a key and a value: BEFORE_KEY key BEFORE_VALUE value END.
 
-    In a text value, `close` ends it; `end` is what the model writes there, with blanks around `close`."""
+    close: ends a text value. end: `close` with the blanks around it that models write."""
 
     before_key: str
     before_value: str
@@ -17,9 +17,11 @@ class Pair(NamedTuple):
 
 
 class Spelling(NamedTuple):
-    """OUTER[0] call BETWEEN call OUTER[1]; a call is BEFORE_NAME name AFTER_NAME arguments END. `trigger`:
-    what BEFORE_NAME begins with and no text has. `pair`: of the arguments; None: they are one JSON object.
-    `name_in_json`: the name is within a JSON string."""
+    """An answer with calls: OUTER[0] call BETWEEN call OUTER[1]. A call: BEFORE_NAME name AFTER_NAME
+    arguments END.
+
+    trigger: the beginning of BEFORE_NAME; it occurs in no text outside calls. pair: the form of an argument;
+    None if the arguments are one JSON object. name_in_json: the name is inside a JSON string."""
 
     trigger: str
     before_name: str

@@ -1,4 +1,5 @@
-"""The formats of tool calls, by the names of --tool-call-parser. Each format has a file that describes it."""
+"""The table of all formats of tool calls, by their names in --tool-call-parser. Each format's file describes
+it."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from nextn.server.parsers.spelling import Spelling
 
 
 class Format(NamedTuple):
-    """reader: finds calls in an answer. spelling: of calls that grammars ask for. marks: what must come
-    through as text, special tokens though they may be."""
+    """A format of tool calls. reader: finds calls in an answer. spelling: for grammars of calls. marks: texts
+    that the detokenizer must keep, even if they are special tokens."""
 
     reader: type[CallParser]
     spelling: Spelling
@@ -30,5 +31,6 @@ FORMATS = {
 
 
 def parser(name: str, functions: Mapping[str, Any] | None = None) -> CallParser:
-    """`name`: one of FORMATS. `functions`: each function's parameters, a JSON schema or None."""
+    """A new parser for one answer. name: one of FORMATS. functions: each function's parameters, a JSON schema
+    or None."""
     return FORMATS[name].reader(functions or {})

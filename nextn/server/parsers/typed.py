@@ -1,10 +1,10 @@
-"""Arguments as JSON from values that are written as text, piece by piece.
+"""Writes arguments as JSON, piece by piece, from values that the model wrote as text.
 
-- A string by its schema is passed on as it comes, character for character. One that may be null is null if it
-  is `null` or `None`.
-- Any other value is passed on when it is complete: as it is, if it is JSON; as the JSON of the same value,
-  if it is a Python literal such as `True` or `{'a': 1}`; else as a string. This is what vLLM's and SGLang's
-  readers do (glm4_moe_tool_parser.py, glm4_moe_detector.py, qwen3_coder_detector.py).
+- If the schema says that a value is a string, its text is passed on as it arrives. If it may also be null,
+  the texts `null` and `None` become null.
+- Any other value is passed on when it is complete. JSON is passed on unchanged. A Python literal, for example
+  `True` or `{'a': 1}`, becomes the JSON of its value. Anything else becomes a string. The parsers of vLLM and
+  SGLang do the same (glm4_moe_tool_parser.py, glm4_moe_detector.py, qwen3_coder_detector.py).
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from typing import NoReturn
 from nextn.server.parsers.schemas import Kind, kind_of
 
 NULLS = ("null", "None")
-MOST_LITERAL = 8_000  # characters of a Python literal; its parser goes deep
+MOST_LITERAL = 8_000  # characters of a Python literal, since its parser is recursive
 
 
 class ArgumentWriter:
-    """Of one call. `parameters`: the function's schema. `unknown`: the kind of an argument without a type.
-    What the methods return is the next text of the JSON object."""
+    """Writes the arguments of one call. Each method returns the next text of the JSON object. parameters: the
+    function's schema. unknown: the kind of an argument without a type."""
 
     def __init__(self, parameters: object, unknown: Kind) -> None:
         self._parameters, self._unknown = parameters, unknown
         self._kind: Kind = unknown
         self._first = True
-        self._quoted = False  # is the value a string that has begun?
-        self._value: list[str] = []  # held back
+        self._quoted = False  # whether the beginning of a string has been returned
+        self._value: list[str] = []  # the part of the value that is held back
 
     def key(self, name: str) -> str:
-        """The value that follows is that of `name`."""
+        """Begins the argument `name`. Its value follows."""
         self._kind = kind_of(self._parameters, name, self._unknown)
         self._quoted, self._value = False, []
         before, self._first = "{" if self._first else ", ", False
         return f"{before}{quoted(name)}: "
 
     def piece(self, text: str) -> str:
-        """More of the value."""
+        """Adds a piece of the value."""
         if not text:
             return ""
         if self._quoted:
             return quoted(text)[1:-1]
         self._value.append(text)
         if self._kind == "nullable":
-            so_far = "".join(self._value)  # as long as a NULL at most
+            so_far = "".join(self._value)  # cheap: before this piece, it was at most as long as a NULL
             if any(null.startswith(so_far) for null in NULLS):
                 return ""
         elif self._kind != "text":
@@ -64,11 +64,11 @@ class ArgumentWriter:
         return as_json(value)
 
     def end(self) -> str:
-        """After the last value."""
+        """Ends the object, after the last value."""
         return "{}" if self._first else "}"
 
     def unfinished(self) -> str:
-        """What is held back of a value that will not end."""
+        """The text that is held back, for a value whose end never came."""
         return "" if self._quoted else "".join(self._value)
 
     def _begin_string(self) -> str:
@@ -78,7 +78,8 @@ class ArgumentWriter:
 
 
 def as_json(text: str) -> str:
-    """
+    """The JSON of a value that was written as text: JSON, a Python literal, or a string.
+
     >>> as_json(" 1e400 "), as_json("True"), as_json("{'a': [1,]}"), as_json("a b"), as_json("NaN")
     ('1e400', 'true', '{"a": [1]}', '"a b"', '"NaN"')
     """
@@ -88,7 +89,7 @@ def as_json(text: str) -> str:
     if len(bare) <= MOST_LITERAL:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of backslashes in strings
+                warnings.simplefilter("ignore")  # about backslashes in strings
                 value = ast.literal_eval(bare)
             return whole(json.dumps(value, ensure_ascii=False, allow_nan=False))
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -97,7 +98,7 @@ def as_json(text: str) -> str:
 
 
 def whole(text: str) -> str:
-    """Halves of UTF-16 pairs, which escapes can spell, put together; those without another half are U+FFFD.
+    """Joins UTF-16 surrogate pairs, which JSON's escapes can produce. Single surrogates become U+FFFD.
 
     >>> whole("\\ud83d\\ude00"), whole("a\\ud83d")
     ('😀', 'a�')

@@ -1,1 +1,1 @@
-"""The engine process, and the HTTP process's side of it: messages, client, supervision, logging."""
+"""The engine process, and the HTTP process's part in it: messages, client, supervision, logging."""

@@ -19,8 +19,8 @@ MOST = 64  # maximum messages that are handled before other tasks of this proces
 
 
 class Channel:
-    """Bound to `address`, to which the engine connects. It never blocks: sent messages wait in a queue. They
-    are lost if no engine is connected."""
+    """A socket bound to `address`, to which the engine connects. It never blocks: sent messages wait in a
+    queue. They are lost if no engine is connected."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
@@ -33,13 +33,14 @@ class Channel:
         self._failed: asyncio.Future[None] | None = None
 
     def send(self, message: bytes) -> None:
-        with contextlib.suppress(zmq.Again):  # the engine has ended, which is noticed elsewhere
+        with contextlib.suppress(zmq.Again):  # the engine has ended; the supervisor notices that
             self._socket.send(message, zmq.NOBLOCK)
         if self._hear is not None:  # the descriptor may not signal messages that came during the call
             self._loop.call_soon(self._take)
 
     def listen(self, hear: Callable[[FromEngine], None]) -> asyncio.Future[None]:
-        """Calls `hear` with every message from now on, until `deaf`. The future has what `hear` raises."""
+        """Calls `hear` with each message from now on, until `deaf`. If `hear` raises, the future gets the
+        exception."""
         self._hear, self._failed = hear, self._loop.create_future()
         self._loop.add_reader(self._socket.fileno(), self._take)
         self._loop.call_soon(self._take)

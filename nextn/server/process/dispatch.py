@@ -1,12 +1,13 @@
 """Chooses the replica for a request, by --load-balance-method.
 
     round_robin     each replica in turn
-    total_requests  the one with the fewest requests, running or waiting
-    total_tokens    the one with the fewest tokens in requests that run or wait, prompts and texts so far
-    prefix          the one with the smallest result of: these tokens, minus `MATCHED` for each token at the
-                    beginning of the prompt that the replica was sent before
+    total_requests  the replica with the fewest requests, running or waiting
+    total_tokens    the replica with the fewest tokens in running and waiting requests: prompts, and texts so
+                    far
+    prefix          the replica with the smallest cost: its tokens as above, minus `MATCHED` for each token at
+                    the beginning of the prompt that this replica was sent before
 
-If several are equal, the next one in turn.
+If several replicas are equal, it chooses the next one in turn.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ MATCHED = 4  # a replica with a prefix of n tokens is preferred until it has MAT
 
 
 def groups_of(requests: Sequence[NewRequest]) -> list[list[NewRequest]]:
-    """Cuts the choices of one HTTP request into those that stay together: choices of one prompt share its
-    computation. If constraints differ, all stay together, so that one that does not compile is reported
-    before any choice begins."""
+    """Splits the choices of one HTTP request into groups. Each group goes to one replica. Choices of one
+    prompt stay together, because they share its computation. If constraints differ, all choices stay
+    together, so that a constraint that does not compile is reported before any choice begins."""
     if len({id(request.params.constraint) for request in requests}) > 1:
         return [list(requests)]
     groups: dict[object, list[NewRequest]] = {}
@@ -33,13 +34,14 @@ def groups_of(requests: Sequence[NewRequest]) -> list[list[NewRequest]]:
 
 
 class Dispatch:
-    """`cached`: whether the engines have a prefix cache. Without one, prefix is the same as total_tokens."""
+    """Chooses replicas by one method. cached: whether the engines have a prefix cache. Without one, the
+    method prefix is the same as total_tokens."""
 
     def __init__(self, ranks: Sequence[EngineClient], method: str, cached: bool = True) -> None:
         self.ranks, self.method = ranks, method
         self.prefixes = method == "prefix" and cached
         self._turn = 0
-        self._indexes: dict[int, tuple[Ready, PrefixIndex]] = {}  # by rank; of the engine with this `Ready`
+        self._indexes: dict[int, tuple[Ready, PrefixIndex]] = {}  # by rank; `Ready` identifies the engine
 
     def places(self, groups: Sequence[Sequence[NewRequest]], rank: int | None = None) -> list[int]:
         """The replica (rank) for each group: `rank` if given, otherwise one that is up. At least one must be
@@ -56,7 +58,7 @@ class Dispatch:
         return chosen
 
     def forget(self) -> None:
-        """The prefix caches were dropped."""
+        """Forgets all sent prompts, because the engines' prefix caches were emptied."""
         self._indexes.clear()
 
     def _choose(self, blocks: Sequence[int], added: Sequence[int]) -> int:
@@ -79,7 +81,7 @@ class Dispatch:
         return len(group) if self.method == "total_requests" else sum(len(new.tokens) for new in group)
 
     def _index(self, rank: int) -> PrefixIndex:
-        """The index of this replica; a new one for a new engine."""
+        """The index of this replica. If its engine has been restarted, the index is new and empty."""
         ready = self.ranks[rank].ready
         assert ready is not None
         kept = self._indexes.get(rank)

@@ -45,7 +45,7 @@ from nextn.trace import TRACE, ProcessTrace
 
 
 class Sender(Protocol):
-    """To the engine process: a `Channel`."""
+    """Sends messages to the engine process. Implemented by `Channel`."""
 
     def send(self, message: bytes, /) -> None: ...
 
@@ -53,28 +53,28 @@ class Sender(Protocol):
 @dataclass(slots=True)
 class Waiter:
     queue: Updates
-    name: str  # what the client knows the request by
-    tokens: int  # of its prompt, and generated so far
-    room: int | None = None  # of a prefill server's request
+    name: str  # the request's id for the client
+    tokens: int  # number of tokens in the prompt and generated so far
+    room: int | None = None  # on a prefill server
 
 
 @dataclass
 class EngineClient:
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     request_timeout: float | None = None  # seconds
-    ready: Ready | None = None  # set while an engine is there to serve
-    rank: int | None = None  # of several replicas
+    ready: Ready | None = None  # set while an engine runs and can serve
+    rank: int | None = None  # number of this replica, if there are several
     waiters: dict[str, Waiter] = field(default_factory=dict)  # by rid
     # The engines that share experts with this one, including itself; empty if it shares none.
     partners: Sequence[EngineClient] = field(default=(), repr=False, compare=False)
-    tokens: int = 0  # of all waiters
+    tokens: int = 0  # sum over all waiters
     socket: Sender | None = None
-    rooms: Rooms | None = None  # of a prefill server
+    rooms: Rooms | None = None  # on a prefill server
     speculative_defaults: SpeculativeParams = field(default_factory=SpeculativeParams)  # as last set
     recording: bool = False  # whether rows of experts are recorded; a new engine continues with it
     calls: dict[int, asyncio.Future[Any]] = field(default_factory=dict)  # sent and not answered yet
     numbers: Iterator[int] = field(default_factory=itertools.count)
-    heard: asyncio.Event = field(default_factory=asyncio.Event)  # set by every message of the engine
+    heard: asyncio.Event = field(default_factory=asyncio.Event)  # set by each message from the engine
     last_sign: float = 0.0  # monotonic time of the engine's last message, or of new work while it was idle
 
     @property
@@ -94,14 +94,14 @@ class EngineClient:
     def attach(self, ready: Ready, socket: Sender) -> None:
         self.ready, self.socket, self.metrics.stats = ready, socket, ready.stats
         self.metrics.engine_up = True
-        if self.speculative_defaults != SpeculativeParams():  # they outlive the engine that took them
+        if self.speculative_defaults != SpeculativeParams():  # set on an earlier engine
             self._send(SetSpeculativeDefaults(next(self.numbers), self.speculative_defaults))
 
         if self.recording:
             self._send(RecordExperts(next(self.numbers), "start"))
 
     def detach(self, reason: str) -> None:
-        """The engine has ended: every waiter gets an error."""
+        """Called when the engine has ended. Each waiter gets an error."""
         self.ready = self.socket = None
         self.metrics.engine_gone()
         self.fail_all(engine_dead(reason))
@@ -110,7 +110,7 @@ class EngineClient:
                 call.set_exception(engine_dead(reason))
 
     def fail_all(self, error: ApiError) -> None:
-        """Every waiter gets this error. Later messages of the engine about these requests are dropped."""
+        """Gives each waiter this error. Later messages from the engine about these requests are dropped."""
         for rid in list(self.waiters):
             self._deliver(rid, error, last=True)
 
@@ -121,9 +121,9 @@ class EngineClient:
         names: Sequence[str] | None = None,
         rank: int | None = None,
     ) -> None:
-        """Sends requests; their updates go into `queue`. `names`: the clients' names for them, if not the
-        ids. If the engine has ended in the meantime, the update is an error. `rank`: unused, there is only
-        one engine here."""
+        """Sends requests to the engine. Their updates go into `queue`. If the engine has ended in the
+        meantime, the update is an error. names: the clients' ids for the requests, if they differ from the
+        rids. rank: unused, because there is only one engine."""
         if self.ready is None:
             for request in requests:
                 queue.put_nowait(Update(request.rid, no_engine(self.rank)))
@@ -146,7 +146,7 @@ class EngineClient:
             self._send(add_of(sent))
 
     def abort(self, rid: str) -> bool:
-        """Ends a request and its updates. False if it had ended already."""
+        """Ends a request and its updates. Returns False if it had ended already."""
         if rid not in self.waiters:
             return False
         self._forget(rid, lost=True)
@@ -154,15 +154,16 @@ class EngineClient:
         return True
 
     def end(self, beginning: str) -> None:
-        """Ends every request whose name begins with this. Its waiter gets an output with reason "abort"."""
+        """Ends each request whose name begins with `beginning`. Its waiter gets an output with reason
+        "abort"."""
         for rid, waiter in list(self.waiters.items()):
             if waiter.name.startswith(beginning):
                 self._deliver(rid, Output(rid, [], [], "abort"), last=True)
                 self._send(Abort(rid))
 
     async def set_speculative_defaults(self, defaults: SpeculativeParams) -> None:
-        """Sets the defaults of later requests. An engine must be running. Raises ValueError for options that
-        it does not support, ApiError if it ends before it has answered."""
+        """Sets the defaults of later requests. An engine must be running. Raises ValueError if it does not
+        support them, ApiError if it ends before it has answered."""
         await self._call(SetSpeculativeDefaults(next(self.numbers), defaults))
         self.speculative_defaults = defaults
 
@@ -181,8 +182,8 @@ class EngineClient:
         return [] if record is None else [record]
 
     def profile(self, steps: int | None, first: int | None) -> asyncio.Future[ProcessTrace]:
-        """Records a profile of the engine, see `StartProfile`. An engine must be running. The result comes
-        after `steps` steps, or after `end_profile`; ApiError if the engine ends before that."""
+        """Records a profile of the engine, see `StartProfile`. An engine must be running. The future is done
+        after `steps` steps, or after `end_profile`. It has an ApiError if the engine ends before that."""
         message = StartProfile(next(self.numbers), steps, first)
         done = self.calls[message.call] = asyncio.get_running_loop().create_future()
         done.add_done_callback(lambda _: self.calls.pop(message.call))
@@ -206,7 +207,7 @@ class EngineClient:
             self.socket.send(encode(message))
 
     def silent_for(self) -> float:
-        """Seconds since an engine with work last sent something; 0 without work."""
+        """Seconds since the last message from an engine that has requests; 0 if it has none."""
         return time.monotonic() - self.last_sign if self.waiters else 0.0
 
     def receive(self, message: FromEngine) -> None:
@@ -243,15 +244,15 @@ class EngineClient:
                 call.set_exception(ValueError(message.error))
 
     def _deliver_scores(self, scores: PromptScores) -> None:
-        """These requests are choices of one client request, so only the first that is not aborted gets
-        them."""
+        """Gives a prompt's scores to one request only. `scores.rids` are choices of one client request, whose
+        task reads the scores for all of them."""
         rid = next((rid for rid in scores.rids if rid in self.waiters), None)
         if rid is not None:
             self.waiters[rid].queue.put_nowait(Update(rid, scores))
 
     def _deliver_tokens(self, tokens: Tokens) -> None:
         waiter = self.waiters.get(tokens.rid)
-        if waiter is not None:  # otherwise it was aborted in the meantime
+        if waiter is not None:  # otherwise the request was aborted in the meantime
             waiter.tokens += len(tokens.tokens)
             self.tokens += len(tokens.tokens)
             waiter.queue.put_nowait(Update(tokens.rid, tokens))

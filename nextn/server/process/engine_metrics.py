@@ -12,7 +12,7 @@ from nextn.stats import EngineStats, SpecStats, TransferStats
 
 log = logging.getLogger("nextn.decode")
 
-DEFAULT_STEPS = 40  # the interval when no log lines are asked for
+DEFAULT_STEPS = 40  # decode steps per interval, if there are no log lines
 # Minimum seconds of load between two lines about drafts: after a change, and without a change.
 CHANGED, STAYED = 5.0, 30.0
 
@@ -21,8 +21,9 @@ TRANSFER_TOTALS = ("finished", "failed", "fallbacks", "pages", "bytes", "seconds
 
 
 class EngineMetrics:
-    """The metrics of one server. `stats`: the engine's last message, all zero without an engine. Totals
-    continue after a restart of the engine. log_steps: decode steps between two log lines; 0: no lines."""
+    """The metrics of one engine client. stats: from the engine's last message, all zero without an engine.
+    Totals continue after a restart of the engine. log_steps: decode steps between two log lines; 0: no
+    lines."""
 
     def __init__(self, log_steps: int = 0) -> None:
         self.stats = EngineStats()
@@ -31,7 +32,7 @@ class EngineMetrics:
         self.engine_up = False
         self.restarts = 0
         self.busy = 0.0  # seconds in which the engine had work
-        self._before = EngineStats()  # of engines that have ended
+        self._before = EngineStats()  # totals of engines that have ended
 
     def on_step(self, stats: EngineStats, seconds: float) -> None:
         self.stats = stats
@@ -48,7 +49,7 @@ class EngineMetrics:
         self.drafting_log.restart()
 
     def totals(self) -> EngineStats:
-        """The totals of all engines that this server has had."""
+        """The totals of this engine and of its predecessors."""
         spec = SpecStats()
         spec.merge(self._before.spec)
         spec.merge(self.stats.spec)
@@ -60,7 +61,7 @@ class EngineMetrics:
 
 
 def together(before: TransferStats | None, now: TransferStats | None) -> TransferStats | None:
-    """The sum for engines that have ended and the present one; `active` is only the present one's."""
+    """The sum over ended engines and the current one. `active` is the current engine's alone."""
     if before is None or now is None:
         return now if before is None else dataclasses.replace(before, active=0)
     total = TransferStats(active=now.active)
@@ -70,10 +71,10 @@ def together(before: TransferStats | None, now: TransferStats | None) -> Transfe
 
 
 class DecodeInterval:
-    """Metrics over intervals of `log_steps` decode steps, and a log line at the end of each.
+    """Metrics over intervals of `log_steps` decode steps, with a log line at the end of each interval.
 
-    They are the metrics of the last complete interval. Before the first, or if the engine becomes idle within
-    an interval, they are those of the current interval. Time counts only while the engine is busy."""
+    The metrics are those of the last complete interval. If the engine becomes idle during an interval, they
+    are those of the unfinished interval. Time counts only while the engine is busy."""
 
     def __init__(self, log_steps: int) -> None:
         self._steps = log_steps or DEFAULT_STEPS
@@ -83,7 +84,7 @@ class DecodeInterval:
         self.restart()
 
     def restart(self) -> None:
-        """A new engine counts from zero."""
+        """Begins an interval at zero, for a new engine."""
         self._begin(EngineStats())
 
     def _begin(self, stats: EngineStats) -> None:
@@ -123,16 +124,17 @@ class DecodeInterval:
 
 
 class DraftingLog:
-    """A change that is undone within `CHANGED` seconds of the last line is not logged."""
+    """Log lines about automatic depth. A change that is reversed within `CHANGED` seconds of the last line is
+    not logged."""
 
     def __init__(self, logs: bool) -> None:
         self._logs = logs
         self.restart()
 
     def restart(self) -> None:
-        """A new engine: its first state is logged at once."""
+        """Makes the next state count as new, so that a new engine's first state is logged at once."""
         self._logged: bool | None = None
-        self._seconds = math.inf  # of load, since the last line
+        self._seconds = math.inf  # seconds of load since the last line
 
     def update(self, auto: DraftingState | None, seconds: float) -> None:
         """Called after a step. seconds: how long the engine was busy with it."""

@@ -65,10 +65,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nextn.engine")
 
-IDLE_MS = 500  # how often an idle engine checks that its parent still runs
-COMPILING_MS = 2  # how often an engine that waits for grammars checks whether they are compiled
+IDLE_MS = 500  # interval at which an idle engine checks that its parent still runs
+COMPILING_MS = 2  # interval at which an engine that waits for grammars checks whether they are compiled
 PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-MakeEngine = Callable[..., "Engine"]  # of a config; and of a `Place`, if there are groups
+MakeEngine = Callable[..., "Engine"]  # arguments: a config, and a `Place` if there are groups
 
 
 def make_engine(config: ServerConfig, place: Place | None = None) -> Engine:
@@ -88,9 +88,9 @@ def agent_of(engine: Engine, config: ServerConfig, rank: int) -> Agent | None:
 
 def take_gpu(config: ServerConfig, rank: int) -> None:
     """Each replica takes its own GPUs, one for each rank. Raises ValueError if there are too few."""
-    if config.device == "cpu" or config.distributed_executor_backend == "ray":  # which chooses itself
+    if config.device == "cpu" or config.distributed_executor_backend == "ray":  # Ray chooses GPUs itself
         return
-    if config.attention_dp > 1:  # the ranks of all groups have the GPUs from the first one on
+    if config.attention_dp > 1:  # the ranks of all groups together use the GPUs 0, 1, and so on
         return
     import torch
 
@@ -114,10 +114,10 @@ def run(
     rank: int | None = None,
     place: Place | None = None,
 ) -> None:
-    """The child's main function. `address`: the ipc:// socket that the parent listens on. `rank`: number of
-    this replica or group, if there are several. `place`: if there are groups."""
+    """The child's main function. address: the ipc:// socket that the parent listens on. parent: its process
+    id. rank: number of this replica or group, if there are several. place: given if there are groups."""
     die_with_parent(parent)
-    # Ctrl-C and a service manager's SIGTERM reach the whole group; the parent drains first, then says Stop.
+    # Ctrl-C and a service manager's SIGTERM reach all processes. The parent drains first, then sends Stop.
     for number in PARENTS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
@@ -146,7 +146,7 @@ def run(
         )
     )
     gc.collect()
-    gc.freeze()  # the garbage collector never has to look at weights and modules again
+    gc.freeze()  # the garbage collector will skip weights and modules
     try:
         grammars = GrammarCompiler(config, engine.vocab_size, engine.eos_token_ids)
         loop(engine, link, grammars, agent, rank)
@@ -187,8 +187,8 @@ class Link:
         wakes: Wakes | None = None,
         agent: Agent | None = None,
     ) -> list[ToEngine]:
-        """All messages that have arrived. With `wait`: waits up to `milliseconds` for messages; returns none
-        if `wakes` or `agent` has something earlier. `Stop` if the parent has ended."""
+        """All messages that have arrived; `Stop` if the parent has ended. wait: wait for messages, up to
+        `milliseconds`, or until `wakes` or `agent` has something."""
         others = [each for each in (wakes, agent) if each is not None]
         if wait and others:
             zmq.select([self.socket, *others], [], [], milliseconds / 1000)
@@ -213,12 +213,13 @@ def loop(
     agent: Agent | None = None,
     rank: int | None = None,
 ) -> None:
-    """agent: of a prefill or a decode server."""
+    """Receives messages, runs steps and sends outputs until `Stop`. agent: transfers pages on a prefill or
+    decode server; otherwise None."""
     requests: dict[str, Request] = {}
     grammars.start()
     line = GrammarLine(grammars)
     began = sent = time.perf_counter()
-    known = (0, 0)  # what the server was told about transfers and tokens in use
+    known = (0, 0)  # the last values sent to the server: active transfers, tokens in use
     profile = EngineProfile(link.send, rank)
     while True:
         lap = TRACE.laps("engine loop")
@@ -266,14 +267,14 @@ def loop(
         stats = engine.stats()
         moved = False
         if agent is not None:
-            # A transfer may end on its thread after `exchange`. Then its pages are freed one round later.
+            # A transfer may end on its thread after `exchange`. Its pages are then freed one round later.
             stats.transfer, before = agent.stats, known
             known = agent.stats.active, stats.used_tokens
             moved = known != before
         scores = prompt_scores(outputs, requests)
         tokens, others = list[Tokens](), list[Output]()
         for out in outputs:
-            # On every output, not only the last: the server may end a request at a stop string.
+            # On each output, not only the last: the server may end a request at a stop string.
             request = requests[out.rid]
             out.spec, out.cached_tokens = request.spec, request.first_cached
             if out.finish_reason is not None:
@@ -288,7 +289,7 @@ def loop(
             link.send(StepOutputs(others, stats, now - began, scores, tokens))
             began = sent = now
         elif not stepped and not line:
-            began = now  # a step only for other groups
+            began = now  # this step was only for other groups
         lap("send")
         profile.stepped()
 
@@ -320,7 +321,8 @@ def add(
 
 
 def prompt_scores(outputs: list[Output], requests: dict[str, Request]) -> list[PromptScores]:
-    """Moves prompt log-probabilities out of the outputs. A group's are sent once, with its first output."""
+    """Moves prompt log-probabilities out of the outputs. Requests of a group have the same prompt, so its
+    log-probabilities are sent only once, with the group's first output."""
     found = []
     for out in outputs:
         group, scores = requests[out.rid].group, out.prompt_logprobs

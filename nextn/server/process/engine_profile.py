@@ -9,26 +9,27 @@ from nextn.trace import TRACE
 
 
 class EngineProfile:
-    """send: to the server. rank: of several engines."""
+    """Records at most one profile at a time. send: sends it to the server. rank: number of this engine, if
+    there are several."""
 
     def __init__(self, send: Callable[[Profiled], None], rank: int | None) -> None:
         self._send, self._name = send, "engine" if rank is None else f"engine {rank}"
-        self._call: int | None = None  # of the profile that runs
+        self._call: int | None = None  # call number of the profile that runs
 
     def start(self, message: StartProfile, steps: int) -> None:
-        """steps: number of steps that the engine has made so far."""
+        """Begins a profile. steps: number of steps that the engine has made so far."""
         self.stop()
         self._call = message.call
         after = 0 if message.first is None else max(0, message.first - steps - 1)
         TRACE.start(self._name, message.steps, after)
 
     def stop(self) -> None:
-        """Sends what was recorded, if a profile runs."""
+        """Ends the profile that runs, if any, and sends it."""
         if self._call is not None:
             call, self._call = self._call, None
             self._send(Profiled(call, TRACE.take()))
 
     def stepped(self) -> None:
-        """To be called after each step. Ends the profile after its last step."""
+        """Called after each step. Ends the profile after its last step."""
         if self._call is not None and not TRACE.on:
             self.stop()

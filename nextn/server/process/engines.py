@@ -14,17 +14,17 @@ from nextn.server.protocol.errors import ApiError
 
 
 class Engines(Protocol):
-    """`EngineClient` documents each call."""
+    """The interface. `EngineClient` documents each method."""
 
     request_timeout: float | None
 
     @property
     def ranks(self) -> Sequence[EngineClient]:
-        """Each engine process, by its dp_rank."""
+        """The client of each engine process, by dp_rank."""
 
     @property
     def ready(self) -> Ready | None:
-        """The facts and limits of the engine, for every request; None while no engine can serve."""
+        """Facts and limits that hold for each request. None while no engine can serve."""
 
     @property
     def active(self) -> int: ...

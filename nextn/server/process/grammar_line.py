@@ -37,8 +37,8 @@ class _Waiting(NamedTuple):
 
 
 class GrammarLine:
-    """Groups of requests; a group is one HTTP request. The requests of a group begin together, so that a
-    grammar that does not compile is reported before the answer begins."""
+    """The queue. A group is the choices of one HTTP request. They begin together, so that a grammar that does
+    not compile is reported before the answer begins."""
 
     def __init__(self, grammars: GrammarCompiler) -> None:
         self.grammars = grammars
@@ -66,7 +66,7 @@ class GrammarLine:
                     each.compiling.drop()
 
     def take(self) -> Iterator[list[Ready]]:
-        """Yields refused requests first, and then the groups that are ready, each once."""
+        """Removes and yields refused requests, and then the groups whose grammars are all compiled."""
         for group in self._groups:
             refused = [each for each in group if each.refused]
             group[:] = [each for each in group if not each.refused]

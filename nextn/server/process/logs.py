@@ -41,7 +41,8 @@ class Lines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One object a line. It includes what a record was given as `extra={"fields": {...}}`."""
+    """Formats each record as one JSON object on one line. It includes the record's
+    `extra={"fields": {...}}`."""
 
     def __init__(self, rank: int | None = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Gives memory back to the system after large requests: the C library would keep what was freed."""
+"""Returns memory to the system after large requests. The C library would otherwise keep freed memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
-SECONDS = 5.0  # between two checks; up to eight times that while they free little
-GROWTH = 32 * 2**20  # bytes above the smallest size so far; from there on it is worth a few milliseconds
+SECONDS = 5.0  # between two checks; up to eight times as long while checks free little
+GROWTH = 32 * 2**20  # bytes above the smallest size so far; with less, a trim is not worth its milliseconds
 STATM = Path("/proc/self/statm")
 
 
 async def give_back(seconds: float = SECONDS, growth: int = GROWTH) -> None:
-    """Checks now and then. Returns at once if this C library cannot do it, else never."""
+    """Checks the process's size periodically, and trims its memory. Returns at once if the C library has no
+    `malloc_trim`, otherwise never."""
     trim = malloc_trim()
     if trim is None:
         return
@@ -31,7 +32,7 @@ async def give_back(seconds: float = SECONDS, growth: int = GROWTH) -> None:
 
 
 def malloc_trim() -> Callable[[int], int] | None:
-    """glibc's; None elsewhere."""
+    """glibc's function, or None with another C library or without /proc."""
     try:
         found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):
@@ -40,5 +41,5 @@ def malloc_trim() -> Callable[[int], int] | None:
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Bytes of this process that are in physical memory."""
     return int(STATM.read_text().split()[1]) * resource.getpagesize()

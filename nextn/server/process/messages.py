@@ -21,25 +21,25 @@ class NewRequest(msgspec.Struct, array_like=True):
     rid: str
     tokens: list[int]
     params: SamplingParams
-    priority: int = 0  # larger goes first
-    # Requests of one `Add` with the same number have the same prompt and want the same log-probabilities of
-    # it.
+    priority: int = 0  # larger values run first
+    # Requests of one `Add` with the same number have the same prompt, and need the same scores of it.
     group: int | None = None
-    client: str = ""  # "host port" of its connection: grammars of many are compiled in turn
+    client: str = ""  # "host port" of the connection; clients take turns at the compiler of grammars
     remote: Remote | None = None  # source of its prompt's pages, or the name under which others fetch them
 
 
 class Add(msgspec.Struct, tag=True, array_like=True):
-    """All choices of one HTTP request: if one is refused, that is reported before the others begin. Made by
-    `add_of`, read by `requests_of`."""
+    """All choices of one HTTP request. If one is refused, this is reported before the others begin. `add_of`
+    makes it, and `requests_of` reads it."""
 
     requests: list[NewRequest]
-    same_tokens: list[bool]  # for each request: its prompt is that of the previous request, and empty here
-    same_constraint: list[bool]  # likewise; None here
+    same_tokens: list[bool]  # per request: it has the previous request's prompt; `tokens` is empty here
+    same_constraint: list[bool]  # per request: it has the previous request's constraint; it is None here
 
 
 def add_of(requests: Sequence[NewRequest]) -> Add:
-    """Data that a request shares with the previous one is sent once: a long prompt may have 128 choices."""
+    """Makes an `Add`. Data that a request shares with the previous one is sent once, because a long prompt
+    may have 128 choices."""
     short, same_tokens, same_constraint = [], [], []
     last: NewRequest | None = None
     for new in requests:
@@ -57,7 +57,7 @@ def add_of(requests: Sequence[NewRequest]) -> Add:
 
 
 def requests_of(add: Add) -> list[NewRequest]:
-    """The requests as passed to `add_of`; each has its own list of tokens."""
+    """The requests that were passed to `add_of`. Each has its own list of tokens."""
     requests: list[NewRequest] = []
     for new, tokens, constraint in zip(add.requests, add.same_tokens, add.same_constraint, strict=True):
         if tokens:
@@ -69,7 +69,7 @@ def requests_of(add: Add) -> list[NewRequest]:
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True):
-    """The engine frees the request's pages before its next step and sends nothing more about it."""
+    """Ends a request. The engine frees its pages before the next step, and sends nothing more about it."""
 
     rid: str
 
@@ -108,11 +108,11 @@ class StartProfile(msgspec.Struct, tag=True, array_like=True):
 
 
 class StopProfile(msgspec.Struct, tag=True, array_like=True):
-    """Ends the profile. Ignored if it has ended."""
+    """Ends the profile. Ignored if no profile runs."""
 
 
 class Stop(msgspec.Struct, tag=True, array_like=True):
-    """The engine process ends."""
+    """Ends the engine process."""
 
 
 ToEngine: TypeAlias = (
@@ -121,14 +121,14 @@ ToEngine: TypeAlias = (
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True):
-    """The engine is loaded. `startup`: facts about it, to be shown."""
+    """The engine is loaded. startup: facts about it, for people to read."""
 
     vocab_size: int
     context_length: int
     num_steps: int | None  # None: automatic
     startup: dict[str, object]
     stats: EngineStats
-    transfer_port: int = 0  # of a prefill server's engine: where decode servers fetch pages; 0: nowhere
+    transfer_port: int = 0  # port at which decode servers fetch pages from a prefill server's engine; 0: none
 
 
 class Failed(msgspec.Struct, tag=True, array_like=True):
@@ -138,7 +138,7 @@ class Failed(msgspec.Struct, tag=True, array_like=True):
 
 
 class Rejected(msgspec.Struct, tag=True, array_like=True):
-    """The engine refused a request. `busy`: it may be tried again later."""
+    """The engine refused a request. busy: the client may try again later."""
 
     rid: str
     message: str
@@ -171,13 +171,13 @@ class PromptScores(msgspec.Struct, array_like=True):
     process's loop reads a long prompt in a millisecond; `unpack` may be called in a thread."""
 
     rids: list[str]
-    own: list[float]  # of every token but the first
-    top_ids: list[int]  # of the most likely tokens at each of these, the same number for each
+    own: list[float]  # log-probability of each token except the first
+    top_ids: list[int]  # the most likely tokens at each position of `own`; the same number for each
     top_logprobs: list[float]
 
     @classmethod
     def pack(cls, rids: list[str], logprobs: Sequence[TokenLogprob | None]) -> PromptScores:
-        """logprobs: None for the first token."""
+        """Makes the columns. logprobs: one per token, None for the first."""
         known = [each for each in logprobs if each is not None]
         tops = [pair for each in known for pair in each.top]
         return cls(rids, [each.logprob for each in known], [i for i, _ in tops], [p for _, p in tops])
@@ -198,7 +198,7 @@ class Tokens(msgspec.Struct, array_like=True):
     drafted: list[int]
     cached_tokens: int
     queued: float
-    spec: msgspec.Raw  # a `SpecStats`: the HTTP process reads only the last of a request
+    spec: msgspec.Raw  # an encoded `SpecStats`; the HTTP process decodes only a request's last one
 
     finish_reason: ClassVar[None] = None
     matched: ClassVar[None] = None
@@ -208,7 +208,7 @@ class Tokens(msgspec.Struct, array_like=True):
 
 
 def tokens_of(out: Output) -> Tokens | None:
-    """None: the output has more than tokens."""
+    """The output as `Tokens`, or None if it has more than tokens."""
     if (
         out.finish_reason is not None
         or out.logprobs is not None
@@ -217,14 +217,14 @@ def tokens_of(out: Output) -> Tokens | None:
         or out.spec is None
     ):
         return None
-    spec = cast(msgspec.Raw, out.spec)  # what is encoded is what it is
+    spec = cast(msgspec.Raw, out.spec)  # `encode` accepts the `SpecStats` too; the receiver gets it as Raw
     return Tokens(out.rid, out.tokens, out.drafted, out.cached_tokens, out.queued, spec)
 
 
 class StepOutputs(msgspec.Struct, tag=True, array_like=True):
-    """Sent after a step, or after aborts between steps. `seconds`: how long the engine was busy with it.
-    `scores`: of prompts that are now complete; the outputs themselves have none. `tokens`: of other requests,
-    or before the outputs."""
+    """Sent after a step, or after aborts between steps. seconds: how long the engine was busy with it.
+    scores: for prompts that are now complete; the outputs themselves have none. tokens: outputs with nothing
+    but tokens; if a request is also in `outputs`, its tokens come first."""
 
     outputs: list[Output]
     stats: EngineStats

@@ -1,5 +1,5 @@
-"""The prompts that a replica was sent recently, as hashes of their beginnings. They approximate the contents
-of its prefix cache, for the choice of a replica."""
+"""Remembers the prompts that a replica was sent recently, as hashes of their beginnings. They approximate the
+contents of its prefix cache, for the choice of a replica."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 BLOCK = 32  # tokens
-MOST_BLOCKS = 2**16  # of a replica; about 10 MB
+MOST_BLOCKS = 2**16  # per replica; about 10 MB
 
 
 def hashed(tokens: Sequence[int]) -> list[int]:
-    """A hash for each whole block, of everything up to its end.
+    """A hash for each complete block of a prompt. It covers all tokens up to the block's end.
 
     >>> a, b = hashed(range(100)), hashed([*range(64), *range(36)])
     >>> len(a), a[0] == b[0], a[1] == b[1], a[2] == b[2]
@@ -30,7 +30,7 @@ class PrefixIndex:
     first, and the end of a prompt before its beginning."""
 
     def __init__(self, slots: int) -> None:
-        """slots: of the engine's KV pool, the maximum that the cache can hold."""
+        """slots: size of the engine's KV pool, the maximum that its cache can hold."""
         self.most = min(slots // BLOCK, MOST_BLOCKS)
         self._blocks: OrderedDict[int, None] = OrderedDict()  # the latest is last
 
@@ -38,7 +38,7 @@ class PrefixIndex:
         return len(self._blocks)
 
     def matched(self, blocks: Sequence[int]) -> int:
-        """How many tokens of a prompt with these hashes were sent before."""
+        """Number of tokens at the beginning of a prompt with these hashes that were sent before."""
         count = next((i for i, block in enumerate(blocks) if block not in self._blocks), len(blocks))
         return count * BLOCK
 

@@ -1,4 +1,4 @@
-"""Several engine processes behind one port: each request goes to one of them, each command to all."""
+"""Several engine processes behind one port. Each request goes to one process, each command to all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Replicas:
 
     @property
     def ready(self) -> Ready | None:
-        """The facts of the engine with the shortest context, because a request may go to any of them."""
+        """The facts of the engine with the shortest context, because a request may go to any engine. None if
+        all are down."""
         up = [client.ready for client in self.ranks if client.ready is not None]
         return min(up, key=lambda ready: ready.context_length, default=None)
 
@@ -50,7 +51,7 @@ class Replicas:
         names: Sequence[str] | None = None,
         rank: int | None = None,
     ) -> None:
-        """rank: the replica that the client asks for. If this one is down, that is an error."""
+        """rank: the replica that the client requested, or None. If it is down, the update is an error."""
         if self.ready is None:
             for request in requests:
                 queue.put_nowait(Update(request.rid, no_engine()))
@@ -76,7 +77,7 @@ class Replicas:
 
     async def set_speculative_defaults(self, defaults: SpeculativeParams) -> None:
         await self._all(lambda client: client.set_speculative_defaults(defaults))
-        for client in self.ranks:  # those that are down get them when they are up
+        for client in self.ranks:  # engines that are down get the defaults when they start
             client.speculative_defaults = defaults
 
     async def flush_cache(self) -> None:
@@ -88,13 +89,14 @@ class Replicas:
     async def record_experts(self, action: RecordAction) -> list[ExpertRecord]:
         records = await self._all(lambda client: client.record_experts(action))
         if action != "dump":
-            for client in self.ranks:  # those that are down begin when they are up
+            for client in self.ranks:  # engines that are down begin when they start
                 client.recording = action == "start"
         return [record for each in records for record in each]
 
     async def _all(self, call: Callable[[EngineClient], Coroutine[None, None, Answer]]) -> list[Answer]:
-        """Calls all that are up, and returns their answers. An engine that ends before it answers is
-        restarted with a new state in any case, so this is an error only if no other answers."""
+        """Makes the call to all engines that are up, and returns their answers. An engine that ends before it
+        answers is ignored, because it restarts with the new state. Raises its ApiError only if no engine
+        answers; raises other errors."""
         up = [client for client in self.ranks if client.ready is not None]
         ended = await asyncio.gather(*map(call, up), return_exceptions=True)
         errors = [error for error in ended if isinstance(error, BaseException)]

@@ -1,5 +1,5 @@
-"""The rooms (bootstrap rooms, as in SGLang) of a prefill server: which engine has the request that a decode
-server asks for.
+"""The rooms of a prefill server (SGLang's bootstrap rooms). A room says which engine has the request that a
+decode server asks for.
 
 A room is opened when its request is sent to an engine. It stays known for some time after the request has
 ended, because a decode server may ask late."""
@@ -17,8 +17,8 @@ MOST_ENDED = 2**16  # maximum number of rooms that stay known after their reques
 
 @dataclass(slots=True, eq=False)
 class Room:
-    """rank, `ready`: of the engine that has the request, not of its successors. `lost`: the request ended
-    before its whole prompt was computed."""
+    """One request's room. rank, ready: identify the engine process that has the request; after a restart
+    `ready` differs. lost: the request ended before its whole prompt was computed."""
 
     rank: int
     ready: Ready
@@ -27,7 +27,7 @@ class Room:
 
 
 class Rooms:
-    """grace: seconds for which a room is known after its request has ended."""
+    """All rooms, by number. grace: seconds for which a room stays known after its request has ended."""
 
     def __init__(self, grace: float) -> None:
         self.grace = grace
@@ -35,7 +35,8 @@ class Rooms:
         self._ended: OrderedDict[int, Room] = OrderedDict()
 
     def open(self, room: int, rank: int, ready: Ready) -> bool:
-        """A request of this room is sent to an engine. False if another request has the room."""
+        """Called when a request with this room is sent to an engine. Returns False if a running request has
+        the room."""
         self._forget_old()
         if room in self._running:
             return False
@@ -44,7 +45,7 @@ class Rooms:
         return True
 
     def end(self, room: int, lost: bool) -> None:
-        """Its request has ended."""
+        """Called when the room's request has ended."""
         known = self._running.pop(room)
         known.lost, known.ended = lost, time.monotonic()
         self._ended[room] = known

@@ -28,7 +28,7 @@ from nextn.server.protocol.errors import ApiError, unavailable
 NICE = 10
 IDLE_SECONDS = 30.0
 CALL_SECONDS = 60.0  # maximum time of one call, even on a busy machine
-# As with multiprocessing's spawn, what this process can import the other can.
+# Like multiprocessing's spawn: the new process can import whatever this process can.
 RUN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from nextn.server.process.side_process import serve; serve(int(sys.argv[2]), float(sys.argv[3]))"
@@ -37,25 +37,27 @@ Result = TypeVar("Result")
 
 
 class SideProcess:
-    """`idle`: seconds without a call after which the process ends."""
+    """Starts the process if necessary, and makes calls in it. idle: seconds without a call after which the
+    process ends."""
 
     def __init__(self, idle: float = IDLE_SECONDS) -> None:
         self.idle = idle
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="side-process")  # calls wait for it in turn
-        # The thread's own:
+        # Only the thread uses these:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Connection
         self._end: weakref.finalize[Any, SideProcess] | None = None
 
     @property
     def pid(self) -> int | None:
-        """None while there is no process."""
+        """The process's id, or None while there is no process."""
         process = self._process
         return None if process is None or process.poll() is not None else process.pid
 
     async def call(self, function: Callable[..., Result], data: bytes | bytearray, *more: object) -> Result:
-        """The result of `function(data, *more)`. All but `data` is pickled. Raises ApiError if the function
-        does, or if the process ends or takes too long."""
+        """Calls `function(data, *more)` in the process and returns the result. Everything except `data` is
+        pickled. Raises ApiError if the function does, or if the process ends or takes longer than
+        CALL_SECONDS; RuntimeError for other exceptions."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._call, function, data, more)
 
@@ -89,7 +91,7 @@ class SideProcess:
                 [sys.executable, "-c", RUN, *given], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
         if self._end is not None:
-            self._end.detach()  # that process has ended
+            self._end.detach()  # the earlier process has ended
         self._end = weakref.finalize(self, end, self._process)
 
 
@@ -99,7 +101,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def serve(descriptor: int, idle: float) -> None:
-    """The main function of the process. It ends when the other end of the link is closed, too."""
+    """The process's main function. It ends after `idle` seconds without a call, or if the server's end of the
+    link is closed."""
     for number in (signal.SIGINT, signal.SIGTERM):  # these signals are for the server
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)

@@ -1,7 +1,7 @@
-"""Starts engine processes, notices at once when one dies, and starts another, a limited number of times.
+"""Starts engine processes, notices at once when one dies, and restarts it, a limited number of times.
 
-The engines of the groups of --enable-dp-attention need each other in every step: when one dies, all end and
-all are started again.
+With --enable-dp-attention, the groups' engines need each other in each step. If one dies, all end, and all
+are started again.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from nextn.server_config import ServerConfig
 log = logging.getLogger("nextn.server")
 
 FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0  # seconds before a start; doubled after each failed start
-WINDOW_SECONDS = 600.0  # in which restarts are counted
+WINDOW_SECONDS = 600.0  # --max-engine-restarts limits the restarts within this time
 LAST_WORDS_SECONDS = 0.5  # for messages of a dead engine that have not arrived yet
 SOCKET_PATH_LIMIT = 80  # a Unix socket's path may have about 100 bytes
-STOP_SECONDS = 2.0  # for an engine to end by itself; then it is killed
+STOP_SECONDS = 2.0  # an engine that has not ended by then is killed
 
 
 class StartupError(Exception):
@@ -45,9 +45,9 @@ class StartupError(Exception):
 
 @contextlib.contextmanager
 def held_back_signals() -> Iterator[None]:
-    """A child that is started in here begins with SIGINT and SIGTERM blocked, so that Ctrl-C cannot end it
-    before it ignores them. This process gets them afterwards."""
-    resource_tracker.ensure_running()  # it would unblock them when it starts
+    """Blocks SIGINT and SIGTERM. A child that is started inside begins with them blocked, so that Ctrl-C
+    cannot end it before it ignores them. This process gets the signals afterwards."""
+    resource_tracker.ensure_running()  # if it started later, it would unblock the signals
     signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)
     try:
         yield
@@ -62,10 +62,10 @@ def private_folder() -> str:
 
 
 class EngineHandle:
-    """One engine process and the socket to it. `died` is done when the process has ended.
+    """One engine process and the socket to it. The future `died` is done when the process has ended.
 
     The socket is in a folder that only this user may enter. The folder is removed as soon as both ends are
-    connected, so nothing is left however the server ends.
+    connected, so it never remains after the server has ended.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class EngineHandle:
         address = f"ipc://{self.folder}/engine"
         self.channel = Channel(address)
         spawn = multiprocessing.get_context("spawn")
-        # From the main thread: the kernel's parent-death signal means the thread that started the child.
+        # Start it from the main thread: the kernel's parent-death signal comes when the starting thread ends.
         self.process: BaseProcess = spawn.Process(
             target=run, args=(config, address, os.getpid(), make, rank, place), name="nextn-engine"
         )
@@ -92,7 +92,7 @@ class EngineHandle:
             self.died.set_result(None)
 
     async def ready(self) -> Ready:
-        """The engine's first message. Raises StartupError."""
+        """Waits until the engine is loaded. Raises StartupError if it fails or ends."""
         try:
             return await self._ready()
         finally:
@@ -130,7 +130,7 @@ class EngineHandle:
         return how_it_ended(self.process.exitcode)
 
     def ask_to_stop(self) -> bool:
-        """False if it cannot read the message, because it still loads or has ended."""
+        """Sends Stop. Returns False if the engine cannot read it, because it still loads or has ended."""
         if not self.listens or self.died.done():
             return False
         self.channel.send(encode(Stop()))
@@ -147,13 +147,13 @@ class EngineHandle:
 
 
 class Supervisor:
-    """Keeps an engine running for each of `clients`: one, or those of groups, which start and end
-    together."""
+    """Keeps an engine running for each client. `clients` is one client, or the clients of all groups, whose
+    engines start and end together."""
 
     def __init__(self, config: ServerConfig, clients: Sequence[EngineClient], make: MakeEngine) -> None:
         self.config, self.clients, self.make = config, clients, make
         self.handles: list[EngineHandle] = []
-        self.restarts: collections.deque[float] = collections.deque()  # when, of the last WINDOW_SECONDS
+        self.restarts: collections.deque[float] = collections.deque()  # monotonic times, last WINDOW_SECONDS
         self.rank = clients[0].rank if len(clients) == 1 else None
         one = len(clients) == 1
         self._they, self._are, self._do = (
@@ -172,7 +172,8 @@ class Supervisor:
         return self.handles
 
     async def ready(self, handles: Sequence[EngineHandle]) -> list[Ready]:
-        """Waits for all. Raises StartupError if one cannot start; the others end then."""
+        """Waits until all engines are loaded. If one cannot start, kills the others and raises
+        StartupError."""
         waiting = [asyncio.ensure_future(handle.ready()) for handle in handles]
         try:
             return await asyncio.gather(*waiting)
@@ -184,13 +185,13 @@ class Supervisor:
             raise
 
     def attach(self, handles: Sequence[EngineHandle], readies: Sequence[Ready]) -> None:
-        """Connects the engines to their clients, so that they serve."""
+        """Connects the engines to their clients, which can then send requests."""
         for client, handle, ready in zip(self.clients, handles, readies, strict=True):
             client.attach(ready, handle.channel)
 
     async def keep(self, handles: Sequence[EngineHandle]) -> None:
-        """Serves with `handles`, which are attached, and with their successors. Raises StartupError when they
-        die too often."""
+        """Serves with the attached engines `handles`, and restarts them when they die. Never returns. Raises
+        StartupError if they die too often."""
         logs.dp_rank.set(self.rank)
         while True:
             await self._serve(handles)
@@ -225,8 +226,8 @@ class Supervisor:
             client.metrics.restarts += 1
 
     async def _serve(self, handles: Sequence[EngineHandle]) -> None:
-        """Passes on the engines' messages until one dies. Then every waiting request of all has received an
-        error."""
+        """Passes on the engines' messages until one engine dies. When it returns, each waiting request of all
+        engines has received an error."""
         each = zip(self.clients, handles, strict=True)
         serving = [asyncio.ensure_future(self._pass_on(client, handle)) for client, handle in each]
         try:
@@ -234,7 +235,7 @@ class Supervisor:
             for handle in handles:
                 handle.process.kill()
             for task in done:
-                task.result()  # raises what went wrong
+                task.result()  # raises the task's error
         finally:
             await end(serving)
 
@@ -250,12 +251,12 @@ class Supervisor:
             handle.channel.deaf()
             watching.cancel()
         if failed.done():
-            failed.result()  # raises what went wrong
+            failed.result()  # raises the client's error
         theirs = "its requests fail" if len(self.clients) == 1 else "all groups end, and their requests fail"
         log.error("the engine process ended (%s); %s", handle.how_it_ended(), theirs)
 
     async def _watchdog(self, client: EngineClient, handle: EngineHandle) -> None:
-        """Kills an engine that hangs: it has requests and makes no step."""
+        """Kills an engine that hangs: it has requests, and sent no message for --watchdog-timeout seconds."""
         seconds = self.config.watchdog_timeout
         while True:
             await asyncio.sleep(seconds / 4)
@@ -265,7 +266,8 @@ class Supervisor:
                 return
 
     async def stop(self) -> None:
-        """Asks all to end, then kills them. Those that still load are only killed."""
+        """Asks all engines to end, waits up to STOP_SECONDS, and kills those that remain. Engines that still
+        load are killed without being asked."""
         asked = [handle.died for handle in self.handles if handle.ask_to_stop()]
         if asked:
             await asyncio.wait(asked, timeout=STOP_SECONDS)

@@ -1,4 +1,4 @@
-"""The engine processes of one server, started together. A supervisor keeps each replica, or all groups."""
+"""Starts all engine processes of one server together. Each replica has a supervisor; all groups share one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nextn.server_config import ServerConfig
 
 log = logging.getLogger("nextn.server")
 
-Handles = Sequence[EngineHandle]  # of one supervisor
+Handles = Sequence[EngineHandle]  # the engines of one supervisor
 
 
 class Supervisors:
@@ -27,7 +27,8 @@ class Supervisors:
         return [supervisor.launch() for supervisor in self.each]
 
     async def ready(self, handles: Sequence[Handles]) -> list[Ready]:
-        """Waits for all, and lets them serve. Raises StartupError if one cannot start."""
+        """Waits until all engines are loaded, and attaches them to their clients. Raises StartupError if one
+        cannot start."""
         pairs = list(zip(self.each, handles, strict=True))
         waiting = [asyncio.ensure_future(supervisor.ready(its)) for supervisor, its in pairs]
         try:
@@ -39,8 +40,8 @@ class Supervisors:
         return [ready for its in readies for ready in its]
 
     async def keep(self, handles: Sequence[Handles]) -> None:
-        """Serves with these engines and their successors. An engine that dies too often stays down. Raises
-        StartupError when none is left, so that the server ends."""
+        """Serves with these engines, and restarts them when they die. An engine that dies too often stays
+        down. Raises StartupError when no engine remains, so that the server ends."""
         left = {
             asyncio.ensure_future(supervisor.keep(its)): supervisor.rank
             for supervisor, its in zip(self.each, handles, strict=True)

@@ -1,1 +1,1 @@
-"""From a checked request to what the engine needs: token ids, constraints, stop expressions."""
+"""Turns a checked request into the engine's input: token ids, constraints, stop regexes."""

@@ -1,4 +1,4 @@
-"""What a prompt must keep to, so far as it shows before the prompt is tokenized."""
+"""Limits of prompts: the context length and the vocabulary. `Bound` checks them before tokenization."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from nextn.tokenizer.tokenizer import PIECE
 
 
 class Bound(NamedTuple):
-    """context, vocab_size: the engine's. length: the tokenizer's."""
+    """The limits for prompts, sent to the process that parses large bodies. context, vocab_size: from the
+    engine. length: from the tokenizer."""
 
     context: int
     vocab_size: int
     length: Length
 
     def check(self, prompts: Sequence[str | list[int]]) -> None:
-        """Raises ApiError for prompts that are certain to be refused, as it would be raised later."""
+        """Raises ApiError for prompts that are certain to be refused. Later checks raise the same error."""
         for prompt in prompts:
             if isinstance(prompt, str):
-                # Shorter ones are tokenized as a whole, and counted.
+                # The length of a shorter prompt is checked after tokenization, in one piece.
                 if len(prompt) > PIECE and self.length.exceeds([prompt], self.context):
                     raise too_long(len(prompt), self.context)
             elif len(prompt) > self.context:
@@ -43,8 +44,9 @@ def check_vocabulary(tokens: list[int], vocab_size: int) -> None:
 
 
 def token_limit(tokens: list[int], asked: int | None, default: int | None, context: int, name: str) -> int:
-    """The most tokens to generate: `asked` (from field `name`), else the default, or what there is room for.
-    Raises ApiError if there is no room, or less than asked for."""
+    """The maximum number of tokens to generate: `asked` (from the field `name`) if given, otherwise the
+    default (None: no limit), cut to the room in the context. Raises ApiError (400) if there is no room, or
+    less than `asked`."""
     length = len(tokens)
     room = context - length
     if room == asked == 0:

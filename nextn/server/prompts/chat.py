@@ -1,4 +1,4 @@
-"""From a chat's messages to its prompt, and to the way its answer will be read."""
+"""Turns a chat's messages into its prompt, and decides how to parse its answer."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from nextn.tokenizer.chat import plain_content
 from nextn.tokenizer.tokenizer import Tokenizer
 
 MANY_MESSAGES = 100
-CONTINUED = "\ue000continued\ue000"  # private characters: in no message
+CONTINUED = "\ue000continued\ue000"  # with private characters, which messages do not contain
 RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 
 
 class ChatPrompt(NamedTuple):
     text: str
     reading: Reading
-    constraint: Constraint | None = None  # if not what the request says: for a call, or after reasoning
+    constraint: Constraint | None = None  # replaces the request's: for tool calls, or after reasoning
 
 
 def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig) -> ChatPrompt:
-    """Raises ApiError."""
+    """Renders the prompt, and chooses parsers and constraint. Raises ApiError (400)."""
     calls = bool(request.tools) and request.tool_choice != "none"
     if calls and config.tool_call_parser is None:
         raise bad_request(
@@ -50,13 +50,13 @@ def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig
     constraint = forced_calls(request, reading, config.constrained_json_any_whitespace) or after_reasoning(
         request, reading
     )
-    if constraint is not None:  # it begins at </think>, so nothing else ends the reasoning
+    if constraint is not None:  # the grammar begins at </think>, so a call may not end the reasoning
         reading = dataclasses.replace(reading, call_ends_reasoning=False)
     return ChatPrompt(text, reading, constraint or strict_calls(request, reading))
 
 
 def functions_of(request: ChatRequest) -> dict[str, Any]:
-    """The parameters of each function."""
+    """Function name -> its parameters (a JSON schema, or None)."""
     functions = [tool["function"] for tool in request.tools or []]
     return {function["name"]: function.get("parameters") for function in functions}
 
@@ -71,13 +71,14 @@ def with_reasoning(reading: Reading, parser: str, prompt: str) -> Reading:
 
 
 def is_small(request: ChatMessages) -> bool:
-    """Can its prompt be rendered without a thread?"""
+    """Whether the prompt can be rendered quickly enough for the event loop."""
     few = not request.tools and not request.chat_template_kwargs and len(request.messages) < MANY_MESSAGES
     return few and sum(map(len, request.contents())) < LONG_TEXT
 
 
 def echoed(request: ChatRequest) -> str:
-    """As vLLM: the last message, if the answer is in its role."""
+    """The text that the content begins with, as in vLLM: the last message, if the answer has the same role.
+    Otherwise ""."""
     last = request.messages[-1]
     if not request.echo or (request.generation_prompt and last["role"] != "assistant"):
         return ""
@@ -85,8 +86,8 @@ def echoed(request: ChatRequest) -> str:
 
 
 def forced_calls(request: ChatRequest, reading: Reading, any_whitespace: bool) -> Constraint | None:
-    """The grammar of the call that tool_choice asks for. Raises ApiError if the request has another
-    grammar."""
+    """The grammar of the call that tool_choice requires, or None. Raises ApiError (400) if the request has
+    another grammar."""
     choice = request.tool_choice
     if choice in ("none", "auto") or reading.tool_parser is None:
         return None
@@ -100,20 +101,22 @@ def forced_calls(request: ChatRequest, reading: Reading, any_whitespace: bool) -
 
 
 def strict_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
-    """The grammar of strict functions, where the model decides whether to call. None with another grammar."""
+    """The grammar for strict functions if the model decides whether to call one. None if no function is
+    strict, or the request has another grammar."""
     if reading.tool_parser is None or request.constraint is not None:
         return None
     return strict_grammar(reading.tool_parser, request.tools or [])
 
 
 def after_reasoning(request: ChatRequest, reading: Reading) -> Constraint | None:
-    """The constraint of the content, if the answer begins with reasoning, which is free text."""
+    """The request's constraint, applied only after </think>, if the answer begins with reasoning. Otherwise
+    None."""
     constraint = request.constraint if reading.reasoning else None
     return constraint and dataclasses.replace(constraint, after=reasoning.CLOSE)
 
 
 def render(request: ChatMessages, tokenizer: Tokenizer) -> str:
-    """The prompt. Raises ApiError."""
+    """Renders the prompt with the chat template. Raises ApiError (400)."""
     template = tokenizer.chat_template
     messages = checked_messages(request.messages, template)
     tools = None if request.tool_choice == "none" else request.tools
@@ -142,8 +145,8 @@ def render(request: ChatMessages, tokenizer: Tokenizer) -> str:
 
 
 def template_variables(request: ChatMessages) -> dict[str, Any]:
-    """chat_template_kwargs, to which reasoning_effort is added under the names that templates know, as in
-    SGLang. What is already there stays."""
+    """chat_template_kwargs with reasoning_effort added under the names that templates know, as in SGLang.
+    Variables that the client set keep their values. Raises ApiError (400) for reserved names."""
     given = request.chat_template_kwargs
     for name in RESERVED:
         if name in given:
@@ -157,7 +160,8 @@ def template_variables(request: ChatMessages) -> dict[str, Any]:
 
 
 def cut_after(text: str, final: str) -> str:
-    """The prompt up to the end of the final message, which the answer goes on with. Raises ValueError."""
+    """The prompt up to the end of the final message, which the answer continues. Raises ValueError if the
+    template changed that message."""
     before, mark, _ = text.rpartition(CONTINUED)
     if not mark or not before.endswith(final.lstrip()):
         raise ValueError(
@@ -168,8 +172,8 @@ def cut_after(text: str, final: str) -> str:
 
 
 def beginning(request: ChatRequest, text: str) -> str:
-    """A text that ends with the prompt's last reasoning mark. If the answer goes on with a message, it is the
-    last of the two marks in that message."""
+    """The text whose end shows whether the answer begins inside reasoning: the prompt. If the answer
+    continues a message that has a reasoning mark, it is the last mark in that message."""
     if request.continue_final_message:
         content = plain_content(request.messages[-1].get("content"), "messages[-1].content") or ""
         marks = {content.rfind(mark): mark for mark in reasoning.MARKERS if mark in content}

@@ -1,5 +1,5 @@
-"""From texts to tokens, beside the event loop: long texts are tokenized in a thread, in pieces, and a text
-that cannot fit is refused first. So a text of any length takes a few megabytes while it is tokenized."""
+"""Tokenizes texts without holding up the event loop. Long texts are tokenized in threads, in pieces. Texts
+that cannot fit are refused first. Tokenizing a text of any length therefore needs only a few megabytes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from nextn.server.protocol.errors import bad_request, too_long, too_many_tokens
 from nextn.tokenizer.tokenizer import PIECE, Tokenizer, check_unicode
 from nextn.trace import TRACE
 
-LONG_TEXT = 20_000  # characters; more than that are tokenized in a thread
+LONG_TEXT = 20_000  # characters; texts from this length on are tokenized in a thread
 THREADS = max(1, min(4, (os.cpu_count() or 1) // 4))
 Result = TypeVar("Result")
 
 
 class Encoder:
-    """Threads take pieces in turn, so long texts that come at the same time share them."""
+    """Tokenizes for all requests. Its threads take pieces in turn, so that long texts share the threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -32,8 +32,8 @@ class Encoder:
         most: int | None = None,
         most_together: int | None = None,
     ) -> list[list[int]]:
-        """The texts' tokens. Raises ApiError as soon as it is certain that a text has more than `most`, or
-        all of them more than `most_together`."""
+        """The tokens of each text. Raises ApiError (400) as soon as it is certain that a long text has more
+        than `most` tokens, or all texts together have more than `most_together`."""
         many: list[list[int]] = []
         count = 0
         try:
@@ -47,7 +47,8 @@ class Encoder:
         return many
 
     async def check_length(self, texts: Sequence[str], most: int) -> None:
-        """Raises ApiError for texts that have more than `most` tokens together, for certain."""
+        """Raises ApiError (400) if it is certain, without tokenizing, that the texts together have more than
+        `most` tokens."""
         try:
             exceeds = await self.run(self.tokenizer.exceeds, texts, most)
         except ValueError as e:
@@ -56,7 +57,7 @@ class Encoder:
             raise too_long(sum(map(len, texts)), most)
 
     async def run(self, call: Callable[..., Result], *values: object) -> Result:
-        """Runs `call` in a thread when its turn comes."""
+        """Runs `call` in one of the threads, after the calls that came earlier."""
         call = TRACE.around("server", "tokenize", call)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *values)
 
@@ -89,7 +90,8 @@ class Encoder:
 
 
 def batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Batches of texts to tokenize at once: up to one piece's length together, or one longer text."""
+    """Splits texts into batches that are tokenized in one call: texts of up to PIECE characters together, or
+    one longer text."""
     batch, length = list[str](), 0
     for text in texts:
         if batch and length + len(text) > PIECE:

@@ -1,4 +1,4 @@
-"""`suffix`: a prompt that has the model write what goes between two texts, in DeepSeek's form.
+"""`suffix`: makes prompts for which the model writes the text between two texts, in DeepSeek's form.
 
 <｜fim▁begin｜>PROMPT<｜fim▁hole｜>SUFFIX<｜fim▁end｜>
 """
@@ -14,7 +14,8 @@ BEGIN, HOLE, END = MARKS = ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fi
 
 
 def with_suffix(prompts: Sequence[str | list[int]], suffix: str, tokenizer: Tokenizer) -> Iterator[str]:
-    """One text after the other, as all of them may be large. Raises ApiError where that cannot be."""
+    """Yields the prompts one by one, because all of them together may be large. Raises ApiError (400) if the
+    model has no tokens for this, or a prompt is token ids."""
     for mark in MARKS:
         if tokenizer.token_id(mark) is None:
             raise bad_request(f"suffix is not supported by this model: it has no token {mark}", "suffix")

@@ -1,4 +1,5 @@
-"""A chat's messages, checked field by field: each is for the chat template, or an error that names it."""
+"""Checks a chat's messages, field by field. A field that the chat template cannot use is an error that names
+it."""
 
 from __future__ import annotations
 
@@ -10,19 +11,20 @@ from nextn.server.protocol.body import json_type, not_known, shortened
 from nextn.server.protocol.errors import bad_request
 from nextn.tokenizer.chat import ChatTemplate
 
-ROLES = ("system", "developer", "user", "assistant", "tool")  # a template may have further ones
+ROLES = ("system", "developer", "user", "assistant", "tool")  # a a template may know more roles
 FIELDS = {
     "assistant": {"role", "content", "name", "tool_calls", "reasoning_content"},
     "tool": {"role", "content", "name", "tool_call_id"},
 }
 OTHERS = {"role", "content", "name"}  # fields of other roles
-# What clients and gateways add to messages that they send again; none of it is for a model.
+# Fields that clients and gateways add to messages that they send again. They are not for the model.
 NOTES = {"id", "annotations", "provider_specific_fields", "cache_control", "parsed"}
 
 
 class Arguments(dict[str, Any]):
-    """A call's arguments for a chat template. Some templates expect an object, DeepSeek's the JSON text that
-    OpenAI's messages carry: this is the one, and where it is added to a string, the other."""
+    """A call's arguments for a chat template. Some templates expect an object. DeepSeek's expect the JSON
+    text from OpenAI's messages. This is a dict that becomes the JSON text in str() or if it is added to a
+    string."""
 
     def __init__(self, value: Mapping[str, Any], text: str) -> None:
         super().__init__(value)
@@ -41,8 +43,8 @@ class Arguments(dict[str, Any]):
 def checked_messages(
     messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None
 ) -> list[dict[str, Any]]:
-    """Copies for the template: `developer` becomes `system`, a call's arguments become what templates
-    expect. Raises ApiError."""
+    """Copies of the messages for the template. The role `developer` becomes `system`; a call's arguments
+    become `Arguments`. Raises ApiError (400)."""
     return [_checked(message, f"messages[{i}]", template) for i, message in enumerate(messages)]
 
 
@@ -54,7 +56,7 @@ def _checked(message: Mapping[str, Any], where: str, template: ChatTemplate | No
     if role not in ROLES and role not in roles:
         rule = f"it must be {', '.join(ROLES[:-1])} or {ROLES[-1]}"
         raise bad_request(f"{where}.role is {shortened(role)}; {rule}", f"{where}.role")
-    # openai's model_dump() writes out the fields that an answer did not have.
+    # openai's model_dump() also writes the fields that an answer did not have.
     kept = {name: value for name, value in message.items() if value not in (None, [], "", {}, False)}
     kept["role"] = "system" if role == "developer" else role
     if "tool_calls" in kept:
@@ -69,7 +71,7 @@ def _checked(message: Mapping[str, Any], where: str, template: ChatTemplate | No
     for name in ("name", "reasoning_content"):
         if not isinstance(kept.get(name, ""), str):
             raise bad_request(f"{where}.{name} must be a string", f"{where}.{name}")
-    # Templates that know reasoning decide which of it the model sees again; DeepSeek's leave it out.
+    # Templates with reasoning decide which reasoning the model sees again. DeepSeek's templates omit it.
     if "reasoning_content" in kept and "think" not in words:
         raise bad_request(
             f"{where}.reasoning_content: the chat template knows no reasoning; leave it out",
@@ -117,8 +119,8 @@ def _checked_calls(calls: object, where: str) -> list[dict[str, Any]]:
 
 
 def _for_templates(arguments: object, where: str) -> object:
-    """Arguments that are not a JSON object stay as the model wrote them: the conversation must be able to go
-    on."""
+    """A call's arguments for the template. Text that is not a JSON object stays unchanged: the model wrote
+    it, and the conversation must be able to continue. Raises ApiError (400) for other types."""
     if isinstance(arguments, Mapping):
         return Arguments(arguments, json.dumps(arguments, ensure_ascii=False))
     if arguments is None:

@@ -1,8 +1,9 @@
-"""Does the chat template show the model what the messages say?
+"""Checks that the chat template shows all texts of the messages to the model.
 
-Templates skip what they do not know: a role, the text beside a call, a name. The client would never know. So
-the messages are rendered once more with a mark after each text, and every mark must be in the prompt. The
-beginning of a text may be missing: DeepSeek's templates drop an earlier answer's reasoning, up to `</think>`.
+Templates silently skip what they do not know, for example a role, the text before a tool call, or a name. To
+detect this, the messages are rendered a second time with a mark after each text. Each mark must then be in
+the prompt. The beginning of a text may be missing: DeepSeek's templates drop an earlier answer's reasoning,
+up to `</think>`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from nextn.server.prompts.messages import Arguments
 from nextn.server.protocol.errors import bad_request
 from nextn.tokenizer.chat import plain_content
 
-MARK = f"nextn{secrets.token_hex(8)}n"  # which no message has; letters and digits survive any filter
+MARK = f"nextn{secrets.token_hex(8)}n"  # in no message; letters and digits survive any filter
 MARKS = re.compile(rf"{MARK}(\d+)x")
 
 
@@ -28,12 +29,13 @@ class _Text(NamedTuple):
 def check_shown(
     messages: Sequence[Mapping[str, Any]], render: Callable[[Sequence[Mapping[str, Any]]], str]
 ) -> None:
-    """messages: checked. Raises ApiError naming a field that `render`, the chat template, does not show."""
+    """Raises ApiError (400) that names a field that the chat template does not show. messages: from
+    `checked_messages`. render: applies the template."""
     texts: list[_Text] = []
     marked = [_marked(message, f"messages[{i}]", texts) for i, message in enumerate(messages)]
     try:
         prompt = render(marked)
-    except ValueError:  # the template checks texts itself, as it accepted those without marks
+    except ValueError:  # the template accepted the texts without marks, so it checks texts itself
         return
     shown = {int(found) for found in MARKS.findall(prompt)}
     for number, (field, role) in enumerate(texts):
@@ -54,7 +56,7 @@ def _marked(message: Mapping[str, Any], where: str, texts: list[_Text]) -> dict[
     marked = dict(message)
     if content := plain_content(message.get("content"), f"{where}.content"):
         marked["content"] = content + mark("content")
-    # Of a tool it says what tool_call_id says: whose result it is.
+    # A tool message's name may be skipped: tool_call_id already says which call the result is for.
     if role != "tool" and "name" in message:
         marked["name"] = message["name"] + mark("name")
     if calls := message.get("tool_calls"):

@@ -1,5 +1,5 @@
-"""Stop regexes of requests. Clients write them, so each is tried in a worker process before this process,
-which serves everybody, compiles it."""
+"""Compiles the stop regexes of requests. Clients write them, so a worker process tries each regex first. Only
+then does the server's process, which serves all clients, compile it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from nextn.server.protocol.context import client
 from nextn.server.protocol.errors import bad_request, unavailable
 from nextn.tokenizer.stop_regex import StopRegexes, check_length
 
-# An expression's own limits are a fraction of these.
+# Limits of a worker. The limits for one regex are a fraction of these.
 LIMITS = Limits(seconds=5.0, memory=128 * MIB)
 
 
 @cache
 def workers() -> Workers:
-    """This process has one set of them; they start with the first request that needs them."""
+    """The worker processes: one set for the server, started at the first request that needs them."""
     return Workers("nextn.grammar.trial:stop_regexes", {}, LIMITS)
 
 
 async def compiled_regexes(patterns: Sequence[str], within: str = "") -> StopRegexes | None:
-    """None without any. Raises ApiError."""
+    """The compiled patterns, or None if there are none. within: prefix of the field's name in errors. Raises
+    ApiError: 400 for a bad pattern, 503 if the workers are busy."""
     if not patterns:
         return None
     try:

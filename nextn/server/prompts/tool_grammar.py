@@ -1,8 +1,9 @@
-"""Grammars of answers with calls, in the model's own format: `call_grammar` for tool_choice "required" or a
-named function, where the answer is calls, and `strict_grammar` for "auto", where it may have some.
+"""Grammars of answers with tool calls, in the model's own format. `call_grammar` is for tool_choice
+"required" or a named function: the answer consists of calls. `strict_grammar` is for "auto": the answer may
+have calls.
 
-The answer is read by the same parser as without a grammar. The grammars spell marks as text: a tokenizer
-should have them as tokens that are not special, as those of DeepSeek, GLM and Qwen have.
+The same parser reads the answer with and without a grammar. The grammars spell marks as text. A tokenizer
+should therefore have marks as tokens that are not special, as those of DeepSeek, GLM and Qwen do.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from nextn.server.parsers.spelling import Pair, Spelling
 from nextn.server.parsers.tools import FORMATS
 from nextn.server.prompts.up_to import up_to, without
 
-# What comes before the calls: reasoning up to </think>, or, if the model opens it itself, all of it or none.
+# The text before the calls. closed: reasoning up to </think>. whole: optional reasoning that <think> begins.
 Thought = Literal["closed", "whole"]
 ANY_KEY = '/[^<>\\s"]+/'
 
@@ -30,7 +31,8 @@ def call_grammar(
     thought: Thought | None = None,
     any_whitespace: bool = False,
 ) -> Constraint:
-    """Of one call to one of the tools, or with `parallel` of several. `any_whitespace`: in the arguments."""
+    """The grammar of one call to one of the tools, or with `parallel` of one or more calls. any_whitespace:
+    the arguments' JSON may have any whitespace."""
     form = FORMATS[parser].spelling
     more = f" ({quoted(form.between)} call)*" if form.between else " call*"
     opening, closing = (f"{quoted(mark)} " if mark else "" for mark in form.outer)
@@ -46,8 +48,8 @@ def call_grammar(
 
 
 def strict_grammar(parser: str, tools: Sequence[Mapping[str, Any]]) -> Constraint | None:
-    """Free text, in which every call is to one of the tools: with the arguments that a `strict` function asks
-    for, with any JSON for others. None where no function is strict."""
+    """The grammar of free text in which each call is to one of the tools. A `strict` function's arguments
+    follow its schema; other functions get any JSON. None if no function is strict."""
     functions = [tool["function"] for tool in tools]
     if not any(function.get("strict") for function in functions):
         return None
@@ -79,7 +81,7 @@ def calls(
     schemas: Sequence[Mapping[str, Any]],
     any_whitespace: bool,
 ) -> Iterator[str]:
-    """The rules of `call`, with arguments by the schemas."""
+    """Yields the rules of `call`, in which arguments follow the schemas."""
     names = " | ".join(f"f{i}" for i in range(len(functions)))
     before = f"{quoted(form.before_name)} " if form.before_name else ""
     yield f"call: {before}({names}) {quoted(form.end)}"
@@ -96,8 +98,9 @@ def calls(
 
 
 def pairs(rule: str, pair: Pair, schema: Mapping[str, Any], any_whitespace: bool) -> Iterator[str]:
-    """The arguments as keys and values, in the schema's order. Of a text, the grammar knows `enum` and
-    `const` alone. Where the schema names no arguments, or allows further ones, there may be any."""
+    """Yields the rules of arguments that are written as keys and values, in the schema's order. For a text
+    value, only `enum` and `const` restrict it. Further arguments are possible if the schema allows them, or
+    names none."""
     whole = followed(schema, schema)
     properties = whole.get("properties") if isinstance(whole, Mapping) else None
     further = whole.get("additionalProperties", not properties) if isinstance(whole, Mapping) else True
@@ -117,7 +120,7 @@ def pairs(rule: str, pair: Pair, schema: Mapping[str, Any], any_whitespace: bool
 
 
 def value(pair: Pair, schema: Mapping[str, Any], name: str, argument: object, any_whitespace: bool) -> str:
-    """The rule of a value, with its end."""
+    """The rule of an argument's value and the mark that ends it."""
     given = followed(argument, schema)
     choices = [given["const"]] if isinstance(given, Mapping) and "const" in given else None
     if choices is None and isinstance(given, Mapping) and isinstance(given.get("enum"), list):

@@ -1,7 +1,8 @@
-"""Regular expressions of free text that a mark ends, or that has none. A mark begins with the only "<" in it.
+"""Regular expressions for free text that ends with a mark (`up_to`) or has no mark in it (`without`). A mark
+begins with "<" and has no other "<".
 
-Lexers do not go back, so text and mark are one terminal. After a "<", `again` is how a text comes to the
-next "<", and `off` how it comes to a character that is not the mark's:
+Lexers cannot backtrack, so text and mark are one terminal. After a "<", `again` matches the text up to the
+next "<", and `off` the text up to a character that is not the mark's:
 
     up_to("<b>")   (?:[^<]|<again*off)*<again*b>   again: (?:<|b<)   off: (?:[^<b]|b[^<>])
 """
@@ -12,19 +13,19 @@ import re
 
 
 def up_to(mark: str) -> str:
-    """Text that ends with the first `mark` in it."""
+    """Matches text that ends with the first `mark` in it."""
     again, off = ways(mark[1:])
     return f"(?:[^<]|<{again}*{off})*<{again}*{escaped(mark[1:])}"
 
 
 def without(mark: str) -> str:
-    """Text that has no `mark` in it."""
+    """Matches text that has no `mark` in it."""
     again, off = ways(mark[1:])
     return f"(?:[^<]|<{again}*{off})*(?:<{again}*{beginning(mark[1:-1])})?"
 
 
 def ways(rest: str) -> tuple[str, str]:
-    """After "<", along the rest of a mark: back to a "<", and off to another character."""
+    """The expressions `again` and `off` after a "<". rest: the mark without its "<"."""
     again, off = "<", f"[^<{escaped(rest[-1])}]"
     for char in reversed(rest[:-1]):
         here = escaped(char)
@@ -33,7 +34,7 @@ def ways(rest: str) -> tuple[str, str]:
 
 
 def beginning(text: str) -> str:
-    """Any beginning of the text.
+    """Matches any beginning of the text.
 
     >>> beginning("ab")
     '(?:a(?:b)?)?'

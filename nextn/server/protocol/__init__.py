@@ -1,1 +1,1 @@
-"""What requests may say, what is wrong with them, and the form of answers and errors."""
+"""Request bodies and their checks, and the form of answers and errors."""

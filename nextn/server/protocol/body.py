@@ -1,7 +1,7 @@
-"""Request bodies: from JSON to checked fields, with errors that name the field.
+"""Parses request bodies from JSON into checked fields. Errors name the wrong field.
 
-A field that is known and cannot be honoured is an error that names it, unless it has its default. Unknown
-keys are tolerated: gateways add their own.
+A field that is known but not supported is an error, unless it has its default value. Unknown keys are
+ignored, because gateways add their own.
 """
 
 from __future__ import annotations
@@ -15,59 +15,63 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from nextn.server.protocol.errors import PROMPT, ApiError, bad_request, cut
 
-# Limits of one body. While JSON is parsed, the server does nothing else: a number takes 0.2 us and 40 bytes,
-# an object or a list ten times that.
+# Limits of one body. The server does nothing else while it parses JSON. A number takes 0.2 us and 40 bytes;
+# an object or a list takes ten times as much.
 MOST_VALUES, MOST_CONTAINERS = 2**20, 2**17
 EMPTY: tuple[object, ...] = ("", [], {})
-# The inside of a string, or as much of it as one match may cover
+# The inside of a string; of a very long one, the part that one match may cover
 INSIDE = re.compile(rb'[^"\\]*(?:\\.[^"\\]*){0,4096}', re.DOTALL)
 
 
 class Body(BaseModel):
-    """What one endpoint takes, to be read with `parse`."""
+    """The body of one endpoint's requests; `parse` reads it.
+
+    refused: fields that are not supported, with the values that are accepted anyway. elsewhere: fields of
+    other endpoints, with the advice to the client."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
     refused: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    elsewhere: ClassVar[Mapping[str, str]] = {}  # field of another endpoint -> what to do
+    elsewhere: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def misplaced(cls, data: Mapping[str, object]) -> Mapping[str, str]:
-        """`elsewhere`, for a body with these fields."""
+        """The part of `elsewhere` that applies to a body with these fields."""
         return cls.elsewhere
 
     def check(self) -> None:
-        """Raises ApiError for fields that do not go together."""
+        """Raises ApiError if fields contradict each other."""
 
     @property
     def prompt_field(self) -> str:
-        """What its prompts are called."""
+        """The name of the field with the prompts, for error messages."""
         return PROMPT
 
     def given(self) -> Sequence[str | list[int]]:
-        """Its prompts, each text or token ids. Raises ApiError."""
+        """The prompts, each as text or token ids. Raises ApiError if they are malformed."""
         return []
 
 
 class KnownKeys(Body):
-    """An object in a body that has no keys but its own."""
+    """An object inside a body, in which unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 def like(params: type, name: str, prefix: str = "") -> type[KnownKeys]:
-    """A body with the fields of a dataclass, under these names; each may be left out."""
+    """A class with the fields of the dataclass `params`, all optional. Their names in JSON begin with
+    `prefix`."""
     fields: dict[str, Any] = {prefix + field: (hint, None) for field, hint in get_type_hints(params).items()}
     return create_model(name, __base__=KnownKeys, **fields)
 
 
 Kind = TypeVar("Kind", bound=Body)
 Item = TypeVar("Item")
-# Reports one wrong item; pydantic would collect an error for each of a million.
+# Reports only the first wrong item. Without this, pydantic collects an error for each of a million items.
 ListOf = Annotated[list[Item], Field(fail_fast=True)]
 
 
 def parse(body: bytes | bytearray, kind: type[Kind]) -> Kind:
-    """A body from its JSON. Raises ApiError saying what is wrong with which field."""
+    """Parses and checks a body's JSON. Raises ApiError (400) that names the wrong field and the reason."""
     try:
         data = pydantic_core.from_json(body, allow_inf_nan=False)
     except ValueError as e:
@@ -89,9 +93,9 @@ def parse(body: bytes | bytearray, kind: type[Kind]) -> Kind:
 
 
 def check_values(body: bytes | bytearray) -> None:
-    """Raises ApiError for JSON with more values than the server may parse in one go."""
+    """Raises ApiError for JSON with too many values. It does not parse the JSON."""
     if all(count <= most for count, most in zip(counted(body), (MOST_VALUES, MOST_CONTAINERS), strict=True)):
-        return  # and some of them may stand in strings
+        return  # even with the characters inside strings, which this counts too
     values = containers = 0
     for between in outside_strings(body):
         more = counted(between)
@@ -104,7 +108,7 @@ def check_values(body: bytes | bytearray) -> None:
 
 
 def counted(part: bytes | bytearray) -> tuple[int, int]:
-    """Values, and those of them that are lists, objects or members of one."""
+    """Counts in a piece of JSON: its values (by commas), and its lists, objects and keys."""
     return part.count(b","), part.count(b"[") + part.count(b"{") + part.count(b":")
 
 
@@ -127,7 +131,7 @@ def end_of_string(body: bytes | bytearray, at: int) -> int:
 
 
 def part(value: object, kind: type[Kind], name: str) -> Kind:
-    """A field of a body, itself an object, read as `kind`. Raises ApiError."""
+    """Parses an object inside a body, the field `name`, as `kind`. Raises ApiError (400)."""
     if isinstance(value, dict) and kind.model_config.get("extra") == "forbid":
         unknown = next((key for key in value if key not in kind.model_fields), None)
         if unknown is not None:
@@ -140,7 +144,7 @@ def part(value: object, kind: type[Kind], name: str) -> Kind:
 
 def refuse(data: Mapping[str, object], table: Mapping[str, tuple[object, ...]], where: str = "") -> None:
     for name in sorted(data.keys() & table.keys()):
-        # `is` for booleans, as 1 == True.
+        # Types are compared too, because 1 == True.
         if not any(data[name] == ok and type(data[name]) is type(ok) for ok in table[name]):
             raise bad_request(f"{where}{name} is not supported; leave it out", f"{where}{name}")
 
@@ -162,7 +166,7 @@ def not_known(where: str) -> ApiError:
 
 
 def schema_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """A body's JSON schema without references, to be put into another."""
+    """A body's JSON schema without references, so that it can be part of another schema."""
     schema = kind.model_json_schema()
     types = schema.pop("$defs", {})
 
@@ -185,7 +189,7 @@ def json_type(value: object) -> str:
 
 
 def shortened(value: object, limit: int = 60) -> str:
-    """The beginning of its repr; the rest is never made."""
+    """The beginning of a value's repr. The rest is never computed, because values may be large."""
     text = ""
     for more in spelled(value, limit):
         text += more
@@ -195,7 +199,7 @@ def shortened(value: object, limit: int = 60) -> str:
 
 
 def spelled(value: object, limit: int) -> Iterator[str]:
-    """The repr of a value from JSON, bit by bit."""
+    """Yields the repr of a JSON value in pieces."""
     if isinstance(value, str):
         yield repr(value[: limit + 1])
     elif isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The part of a chat's body that makes its prompt: messages and tools."""
+"""The fields of a chat's body from which its prompt is made: messages and tools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, Validati
 from nextn.server.protocol.body import Body, ListOf, first_error, json_type, part, schema_of, shortened
 from nextn.server.protocol.errors import bad_request
 
-MAX_TOOLS = 1024  # each is checked by itself
+MAX_TOOLS = 1024  # a limit, because each tool is checked separately
 
 
 class Function(Body):
@@ -36,14 +36,15 @@ class NamedTool(Body):
 
 
 def without_nulls(value: Any) -> Any:
-    """null is the default, in the objects of a list too."""
+    """Removes keys with null from nested objects: null means the default."""
     if isinstance(value, dict):
         return {name: without_nulls(each) for name, each in value.items() if each is not None}
     return value
 
 
 def checked_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tools as they came: the chat template shows them to the model."""
+    """Checks the tools and returns them unchanged, because the chat template shows them to the model. Raises
+    ApiError (400)."""
     if len(tools) > MAX_TOOLS:
         raise bad_request(f"there are {len(tools)} tools; {MAX_TOOLS} are allowed", "tools")
     for i, tool in enumerate(tools):
@@ -82,7 +83,7 @@ ToolChoice = Annotated[
 
 
 class ChatMessages(Body):
-    """What makes a prompt."""
+    """The fields from which a chat's prompt is made."""
 
     messages: ListOf[dict[str, Any]]
     tools: Tools | None = None
@@ -105,7 +106,7 @@ class ChatMessages(Body):
 
     @property
     def generation_prompt(self) -> bool:
-        """Does the prompt end with the beginning of an answer?"""
+        """Whether the prompt ends with the beginning of an answer."""
         return (
             not self.continue_final_message
             if self.add_generation_prompt is None

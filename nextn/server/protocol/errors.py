@@ -1,4 +1,4 @@
-"""Errors as the OpenAI API words them: {"error": {"message", "type", "param", "code"}}."""
+"""Errors in the form of the OpenAI API: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 SHUTTING_DOWN = "shutting_down"
-PROMPT = "prompt"  # how checks of prompts call their field
-LONGEST = 2000  # characters of a message, which may quote what a client sent
+PROMPT = "prompt"  # the field's name in errors about prompts, see `prompt_in`
+LONGEST = 2000  # characters of a message, which may quote the client's text
 
 
 class ErrorBody(msgspec.Struct):
@@ -44,7 +44,7 @@ class ApiError(Exception):
         self.body = msgspec.json.encode(ErrorResponse(ErrorBody(message, type, param, code)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle: exceptions are made again from `args`, which is the message alone."""
+        """For pickle, which would otherwise call ApiError with `args`, the message alone."""
         return ApiError, (self.status, str(self), self.type, self.param, self.code, self.headers)
 
 
@@ -61,7 +61,7 @@ def over_context(message: str, param: str = PROMPT) -> ApiError:
 
 
 def too_long(characters: int, context: int) -> ApiError:
-    """For a text that has more tokens than the context; it was not counted to the end."""
+    """The error for a text with more tokens than the context. Its exact number of tokens is not known."""
     return over_context(
         f"the prompt has {characters} characters, more than {context} tokens; the context length is {context}"
     )
@@ -74,7 +74,7 @@ def too_many_tokens(most: int) -> ApiError:
 
 @contextlib.contextmanager
 def prompt_in(field: str) -> Iterator[None]:
-    """Errors of a prompt name the field that it came in."""
+    """Inside this context, errors about prompts name `field` instead of `PROMPT`."""
     try:
         yield
     except ApiError as e:
@@ -88,7 +88,7 @@ def unavailable(message: str, code: str) -> ApiError:
 
 
 def no_engine(rank: int | None = None) -> ApiError:
-    """rank: of the replica that was asked for."""
+    """rank: the replica that the request named, or None."""
     message = "the engine is not running; it is being started"
     if rank is not None:
         message = f"replica {rank} is not running; try again, or let the server choose another"

@@ -1,4 +1,4 @@
-"""Fields that the bodies of several endpoints have, prompts among them, and their checks."""
+"""Fields that the bodies of several endpoints share, for example prompts, and their checks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from nextn.server.protocol.body import json_type, like, part, schema_of
 from nextn.server.protocol.errors import bad_request
 
 MAX_STOP_STRINGS = 16
-LONGEST_ID = 256  # characters; it is in every chunk of a stream
-MAX_BIASES = 1024  # as OpenAI; each is checked for every prompt and added for every token
-MAX_STOP_REGEXES = 4  # each is looked for at every character
+LONGEST_ID = 256  # characters; the id is in each chunk of a stream
+MAX_BIASES = 1024  # as in OpenAI's API; all are checked for each prompt and added for each token
+MAX_STOP_REGEXES = 4  # each is searched for at each character
 
 TOKEN_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
@@ -29,7 +29,7 @@ AnswerId = Annotated[str, Field(min_length=1, max_length=LONGEST_ID, description
 
 
 def one_or_more(most: int) -> Callable[[object], object]:
-    """A validator for a string or a list of up to `most`."""
+    """A validator for a string or a list of up to `most` strings."""
 
     def checked(value: object) -> object:
         many = [value] if isinstance(value, str) else value
@@ -51,7 +51,8 @@ Speculative = like(SpeculativeParams, "Speculative")
 
 
 def speculative_params(value: object) -> SpeculativeParams:
-    """From an object, or from false: no drafts. `SpeculativeParams.check` checks ranges."""
+    """Reads the field `speculative`: an object, or false for no drafts. Raises ValueError or ApiError.
+    `SpeculativeParams.check` checks ranges later."""
     if value is False:
         return SpeculativeParams(num_steps=0)
     if not isinstance(value, dict):
@@ -60,7 +61,7 @@ def speculative_params(value: object) -> SpeculativeParams:
 
 
 def biases(value: object) -> object:
-    """Token ids are strings in JSON's keys."""
+    """Turns the keys of `logit_bias` from strings, which JSON requires, into token ids. Raises ValueError."""
     if not isinstance(value, dict):
         raise ValueError("it must be an object, token ids with what is added to their logits")
     if len(value) > MAX_BIASES:
@@ -93,7 +94,7 @@ StopPatterns = Annotated[
 
 
 def prompts(prompt: object, name: str = "prompt") -> list[str | list[int]]:
-    """One prompt or several, each text or token ids; field `name`. Raises ApiError."""
+    """The prompts in the field `name`, as a list; each is text or token ids. Raises ApiError (400)."""
     if isinstance(prompt, str):
         return [nonempty(prompt, name)]
     if isinstance(prompt, list) and prompt:

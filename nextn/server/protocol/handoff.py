@@ -1,11 +1,11 @@
-"""The fields by which a gateway lets two servers work on one request: a prefill server computes the prompt, a
-decode server the answer (docs/disaggregation.md). There are two dialects.
+"""The fields with which a gateway hands one request to two servers: a prefill server computes the prompt, and
+a decode server the answer (docs/disaggregation.md). There are two protocols.
 
 SGLang: both servers get the same body, with `bootstrap_room` and the address of the prefill server's
-bootstrap port. In a body with several prompts each has a room of its own.
+bootstrap port. In a body with several prompts, each prompt has its own room.
 
-vLLM: the prefill server gets `kv_transfer_params` with do_remote_decode, draws a room, and answers with what
-the decode server is to get as its `kv_transfer_params`.
+vLLM: the prefill server gets `kv_transfer_params` with do_remote_decode, and draws a room. Its answer has the
+`kv_transfer_params` that the gateway must send to the decode server.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 ROOMS = 2**63
-DRAWN_BITS = 52  # of a room drawn here: every JSON reader reads it exactly
+DRAWN_BITS = 52  # of a room drawn here: JSON readers that use doubles read it exactly
 BOOTSTRAP_PORT = 8998
-FAKE_HOST = "2.2.2.2"  # in SGLang's warm-up requests: no other server computes the prompt
+FAKE_HOST = "2.2.2.2"  # in SGLang's warm-up requests, which involve no other server
 FIELDS = ("bootstrap_room", "bootstrap_host", "bootstrap_port", "disagg_prefill_dp_rank")
 PARAMS = "kv_transfer_params"
 
@@ -36,9 +36,9 @@ def one_or_many(kind: str, **more: object) -> WithJsonSchema:
 
 
 class HandedOff(Body):
-    """A body whose prompts may be computed by another server. `for_server` goes before everything else."""
+    """A body whose prompts may be computed by another server. Call `for_server` before everything else."""
 
-    # Checked by `for_server`: how many prompts there are is not known before.
+    # Checked by `for_server`, because the checks need the number of prompts.
     bootstrap_host: Annotated[
         Any, one_or_many("string"), Field(description="of the prefill server, one or one for each prompt")
     ] = None
@@ -62,7 +62,8 @@ class HandedOff(Body):
     _drawn: int | None = PrivateAttr(None)
 
     def for_server(self, mode: str) -> Self:
-        """The request as a server with this --disaggregation-mode computes it. Raises ApiError."""
+        """The part of the request that a server with this --disaggregation-mode computes. Raises ApiError
+        (400)."""
         named = [name for name in FIELDS if not empty(getattr(self, name))]
         params = self._transfer_params()
         if params is not None:
@@ -91,32 +92,33 @@ class HandedOff(Body):
 
     @property
     def prefills(self) -> bool:
-        """Is only the prompt computed here, and the answer elsewhere?"""
+        """Whether this server computes only the prompt, and another one the answer."""
         return self._mode == "prefill"
 
     @property
     def scores_prompts(self) -> bool:
-        """Does the answer have log-probabilities of the prompts? Then the decode server computes the prompts
-        itself, and nothing is handed off. Gateways do put those of both servers together, but not in streams,
-        in batches or for OpenAI's endpoints, and not after the prefill server has died."""
+        """Whether the answer has log-probabilities of the prompts. If so, the decode server computes the
+        prompts itself and nothing is handed off. Gateways can merge the log-probabilities of both servers,
+        but not in streams, in batches, for OpenAI's endpoints, or after the prefill server has died."""
         return False
 
     @property
     def choices(self) -> int:
-        """Texts for each prompt: gateways may send so many rooms for a prompt, of which the first counts."""
+        """Number of choices per prompt. Gateways may send one room per choice; only the first is used."""
         return 1
 
     def prompt_only(self) -> Self:
-        """Without what an answer would be made by, which is the decode server's affair."""
+        """A copy without the fields that affect only the answer: the decode server makes the answer."""
         return self
 
     def remotes(self, count: int) -> list[Remote | None]:
-        """Where the pages of each prompt come from, or by what room they are asked for. None: nowhere."""
+        """For each prompt: on a decode server, where its pages come from; on a prefill server, the room under
+        which they are fetched. None: the prompt is not handed off."""
         return [None] * count if self._remotes is None else self._remotes
 
     def answer_params(self, engine_id: str, host: str, port: int) -> dict[str, object] | None:
-        """What the decode server is to get as `kv_transfer_params`. None: the gateway speaks SGLang's
-        dialect, or nothing is handed off. host, port: where it finds the bootstrap port."""
+        """The `kv_transfer_params` for the decode server. None if the gateway uses SGLang's protocol, or
+        nothing is handed off. host, port: address of the bootstrap port."""
         if self._drawn is None:
             return None
         return {
@@ -153,14 +155,15 @@ class HandedOff(Body):
         return remotes
 
     def _of_prompts(self, name: str, count: int) -> Any:
-        """A field without what a list has for further choices of the one prompt."""
+        """A field's value. If there is one prompt, and the list has an entry for each choice, only the first
+        entry remains."""
         value = getattr(self, name)
         if count == 1 and isinstance(value, list) and len(value) == self.choices:
             return value[:1]
         return value
 
     def _transfer_params(self) -> dict[str, Any] | None:
-        """None if they ask for nothing. Raises ApiError."""
+        """The field `kv_transfer_params`, or None if it asks for no transfer. Raises ApiError (400)."""
         params = self.kv_transfer_params
         if params is None:
             return None
@@ -206,12 +209,12 @@ def empty(value: object) -> bool:
 
 
 def bare(host: str) -> str:
-    """An IPv6 address without brackets, with which gateways send it."""
+    """The host without the brackets that gateways put around an IPv6 address."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def counted_from(room: int, count: int) -> list[int]:
-    """The rooms of several prompts, as SGLang counts them.
+    """The rooms of `count` prompts, numbered as in SGLang.
 
     >>> counted_from(7, 3)
     [7, 8, 9]
@@ -220,7 +223,7 @@ def counted_from(room: int, count: int) -> list[int]:
 
 
 def rooms_of(value: Any, count: int) -> list[int | None]:
-    """Raises ApiError."""
+    """The room of each of `count` prompts. value: one room, a list, or None. Raises ApiError (400)."""
     name = "bootstrap_room"
     rooms = spread(value, count, name, int)
     for room in rooms:
@@ -242,7 +245,8 @@ KINDS = {int: "a whole number", str: "a string"}
 
 
 def spread(value: Any, count: int, name: str, kind: type) -> list[Any]:
-    """One value, or None, for each prompt, given one for all or a list. Raises ApiError."""
+    """A list with one value (or None) for each prompt. value: one for all prompts, or a list. Raises ApiError
+    (400)."""
     many = value if isinstance(value, list) else [value] * count
     if not all(each is None or type(each) is kind for each in many):
         raise bad_request(f"{name} must be {KINDS[kind]}, or a list of one for each prompt", name)

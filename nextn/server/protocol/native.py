@@ -1,7 +1,7 @@
-"""The body of SGLang's own endpoint, /generate: one prompt or several, each with parameters of its own.
+"""The body of SGLang's native endpoint, /generate: one or more prompts, each with its own parameters.
 
-A field that stands for every prompt may be a list with one value for each. In `sampling_params` a key that
-nobody knows is an error: a misspelt one would change the text unsaid.
+A field may have one value for all prompts, or a list with one value for each. An unknown key in
+`sampling_params` is an error, because a misspelt key would silently change the text.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ REFUSED_IN_GENERATE: dict[str, tuple[object, ...]] = {
     "positional_embed_overrides": (), "multi_item_delimiter_indices": (), "max_thinking_tokens": (),
     "require_reasoning": (False,), "background": (False,),
 }  # fmt: skip
-# What the engine's messages call it, and what it is called here.
+# The names of fields in the engine's messages, and in this endpoint.
 NAMES = (("max_tokens", "max_new_tokens"), ("min_tokens", "min_new_tokens"), ("seed is", "sampling_seed is"))
 
 
 class NativeSampling(Sampling):
-    """`sampling_params`."""
+    """The object `sampling_params` of one prompt."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -57,23 +57,24 @@ class NativeSampling(Sampling):
 
 
 class Asked(NamedTuple):
-    """What is asked for one prompt. `logprobs`: also for the prompt's tokens from `start` on, with the `tops`
-    most likely tokens beside each."""
+    """The parameters of one prompt. logprobs: return log-probabilities, also for the prompt's tokens from
+    `start` on, each with the `tops` most likely tokens."""
 
     sampling: NativeSampling
-    rid: str  # "": to be made up
+    rid: str  # "": the server makes an id
     logprobs: bool
-    start: int  # -1: none of the prompt
+    start: int  # -1: no log-probabilities of the prompt
     tops: int
 
     def prompt_only(self) -> Asked:
-        """Without what an answer would be made by."""
+        """A copy without the parameters that affect only the answer."""
         return self._replace(sampling=self.sampling.model_copy(update=OF_ANSWERS | {"min_new_tokens": 0}))
 
     def params(
         self, length: int, max_tokens: int, seed: int, speculative: SpeculativeParams, vocab_size: int
     ) -> SamplingParams:
-        """Of a prompt of `length` tokens. Raises ApiError naming the field."""
+        """Checked parameters of the first choice, for a prompt of `length` tokens. Raises ApiError (400) that
+        names the field."""
         if self.start > length:
             message = f"logprob_start_len is {self.start}; the prompt has {length} tokens"
             raise bad_request(message, "logprob_start_len")
@@ -98,7 +99,7 @@ class Asked(NamedTuple):
 
 
 def one_or_many(schema: dict[str, Any]) -> WithJsonSchema:
-    """One value for all prompts, or a list of one for each."""
+    """The schema of one value for all prompts, or a list with one for each."""
     return WithJsonSchema({"anyOf": [schema, {"type": "array", "items": schema}]})
 
 
@@ -121,7 +122,7 @@ OF_PREFILL = ("max_tokens", "max_completion_tokens", "min_tokens")
 class GenerateRequest(Routed, HandedOff):
     refused, elsewhere = REFUSED_IN_GENERATE, NO_GENERATE
 
-    # Checked by `given` and `asked`: a union's errors would name every branch.
+    # Checked by `given` and `asked`, because pydantic's errors for a union name all its branches.
     text: Annotated[Any, WithJsonSchema(TEXT_SCHEMA)] = None
     input_ids: Annotated[Any, WithJsonSchema(TOKENS_SCHEMA)] = None
     sampling_params: Annotated[Any, one_or_many(schema_of(NativeSampling))] = Field(default_factory=dict)
@@ -138,7 +139,8 @@ class GenerateRequest(Routed, HandedOff):
 
     @classmethod
     def misplaced(cls, data: Mapping[str, object]) -> Mapping[str, str]:
-        """vLLM's gateway puts them into a prefill server's body, whatever the endpoint."""
+        """Accepts the fields OF_PREFILL in a prefill server's body: vLLM's gateway adds them for each
+        endpoint."""
         params = data.get(PARAMS)
         if not (isinstance(params, dict) and params.get("do_remote_decode")):
             return cls.elsewhere
@@ -155,7 +157,7 @@ class GenerateRequest(Routed, HandedOff):
 
     @property
     def batch(self) -> bool:
-        """Is it a list of prompts, to be answered by a list?"""
+        """Whether the request has a list of prompts, so that the answer is a list."""
         if self.input_ids is None:
             return isinstance(self.text, list)
         return isinstance(self.input_ids[0], list)
@@ -168,7 +170,7 @@ class GenerateRequest(Routed, HandedOff):
         return many
 
     def asked(self, count: int) -> list[Asked]:
-        """Of each of `count` prompts. Raises ApiError naming the field."""
+        """The parameters of each of `count` prompts. Raises ApiError (400) that names the field."""
         sampling = sampling_of(self.sampling_params, count)
         if any(each.n != sampling[0].n for each in sampling):
             raise bad_request("sampling_params: n must be the same for all prompts", "sampling_params")
@@ -187,7 +189,7 @@ class GenerateRequest(Routed, HandedOff):
         return asked
 
     def _rids(self, count: int) -> list[str]:
-        """A string with a list of prompts is the beginning of their ids."""
+        """The id of each prompt. For a list of prompts, a single string is the prefix of their ids."""
         if self.batch and isinstance(self.rid, str):
             rids = [f"{self.rid}_{i}" for i in range(count)]
         else:
@@ -201,7 +203,7 @@ class GenerateRequest(Routed, HandedOff):
 
 
 def sampling_of(given: object, count: int) -> list[NativeSampling]:
-    """`sampling_params`, one for each prompt. Raises ApiError."""
+    """The `sampling_params` of each prompt. Raises ApiError (400)."""
     if not isinstance(given, list):
         return [one_sampling(given, "sampling_params")] * count
     check_length(given, count, "sampling_params")
@@ -222,7 +224,7 @@ KINDS = {bool: "a boolean", int: "a whole number", str: "a string"}
 
 
 def spread(value: Any, count: int, name: str, default: Value) -> list[Value]:
-    """One value for each prompt, given one for all or a list. Raises ApiError."""
+    """A list with one value for each prompt. value: one for all prompts, or a list. Raises ApiError (400)."""
     many = value if isinstance(value, list) else [value] * count
     check_length(many, count, name)
     kind = type(default)

@@ -1,4 +1,5 @@
-"""Request bodies of the OpenAI API: their fields, what is refused, and the parameters they become."""
+"""Request bodies of the OpenAI API: their fields, the fields that are refused, and the conversion into
+`SamplingParams`."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 
-# Field -> values with which it asks for nothing, besides null. Fields of other engines are included.
+# Unsupported field -> values that are accepted besides null, since they ask for nothing. This includes fields
+# of other engines.
 REFUSED: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
@@ -63,7 +65,7 @@ REFUSED_IN_CHAT = REFUSED | {
     "best_of": (1,),
 }  # fmt: skip
 
-# Fields of other endpoints, which say what the text is to be or what it follows.
+# Fields of other endpoints that would change the text -> advice to the client.
 OF_GENERATE = {
     "sampling_params": "this is for /generate; its fields stand by themselves here",
     "max_new_tokens": "this is for /generate; it is max_tokens here",
@@ -88,7 +90,7 @@ class StreamOptions(Body):
 
 
 class Sampling(Body):
-    """What is called the same in every API. The ranges are `SamplingParams.check`'s."""
+    """Fields that have the same name in OpenAI's and SGLang's APIs. `SamplingParams.check` checks ranges."""
 
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     temperature: float = 1.0
@@ -121,11 +123,12 @@ class Sampling(Body):
 
     @cached_property
     def constraint(self) -> Constraint | None:
-        """What the text must match. Raises ApiError naming the field."""
+        """The grammar that the text must match. Raises ApiError (400) that names the field."""
         return grammar_for(self.__dict__)
 
     def params(self, vocab_size: int, **others: Any) -> SamplingParams:
-        """Checked parameters of the first choice. Raises ValueError beginning with the field's name."""
+        """Checked parameters of the first choice. Raises ValueError whose message begins with the field's
+        name."""
         params = SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -144,7 +147,7 @@ class Sampling(Body):
         return params
 
 
-# What only an answer is made by
+# Fields that affect only the answer, with values that switch them off: for requests that compute the prompt
 OF_ANSWERS: dict[str, Any] = {
     "n": 1, "stop": [], "stop_regex": [], "stop_token_ids": [], "json_schema": None, "regex": None,
     "ebnf": None, "structural_tag": None,
@@ -156,7 +159,7 @@ OF_OPENAI_ANSWERS = OF_ANSWERS | {
 
 
 class CommonRequest(Sampling, Routed, HandedOff):
-    """What both endpoints take."""
+    """The fields of both OpenAI endpoints."""
 
     model: str | None = None
     max_tokens: Annotated[int, Field(description="0 in a completion with echo: the prompt alone")] | None = (
@@ -208,7 +211,7 @@ class CommonRequest(Sampling, Routed, HandedOff):
 
     @property
     def limit_field(self) -> str:
-        """What the client calls the most tokens to generate."""
+        """The name of the field with the maximum number of tokens, as the client sent it."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
@@ -217,22 +220,22 @@ class CommonRequest(Sampling, Routed, HandedOff):
 
     @property
     def candidates(self) -> int:
-        """How many texts are generated for each prompt, to answer with n of them."""
+        """Number of texts that are generated for each prompt. The answer has n of them."""
         return self.n
 
     @property
     def echoes(self) -> bool:
-        """Does the answer begin with the prompt?"""
+        """Whether the answer begins with the prompt."""
         return False
 
     @property
     def tops(self) -> int | None:
-        """How many of the most likely tokens go with each log-probability; None: there are none."""
+        """Number of most likely tokens that accompany each log-probability. None: no log-probabilities."""
         return None
 
     @property
     def tells_steps(self) -> bool:
-        """Does the answer tell what each step drafted?"""
+        """Whether the answer has the drafts of each step."""
         return False
 
     @property
@@ -243,8 +246,8 @@ class CommonRequest(Sampling, Routed, HandedOff):
         return self.model_copy(update=OF_OPENAI_ANSWERS)
 
     def sampling(self, max_tokens: int, seed: int, vocab_size: int) -> SamplingParams:
-        """Checked parameters of the first choice. Raises ApiError naming the field."""
-        # Candidates are compared by their log-probabilities, whether these were asked for or not.
+        """Checked parameters of the first choice. Raises ApiError (400) that names the field."""
+        # best_of compares candidates by their log-probabilities, even if the client did not request these.
         compared = 0 if self.candidates > self.n else None
         if max_tokens == 0 and not self.echoes and not self.prefills:
             name = self.limit_field
@@ -268,7 +271,7 @@ class CommonRequest(Sampling, Routed, HandedOff):
 class CompletionRequest(CommonRequest):
     refused, elsewhere = REFUSED_IN_COMPLETIONS, NO_COMPLETION
 
-    # Checked by `prompts`: a union's errors would name every branch.
+    # Checked by `prompts`, because pydantic's errors for a union name all its branches.
     prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     suffix: Annotated[str, Field(description="the text goes between prompt and suffix")] = ""
     best_of: (
@@ -350,7 +353,7 @@ class ChatRequest(CommonRequest, ChatMessages):
             raise bad_request("top_logprobs is only allowed when logprobs is true", "top_logprobs")
 
     def given(self) -> list[str | list[int]]:
-        return ["".join(self.contents())]  # the template adds to it
+        return ["".join(self.contents())]  # less than the prompt: the template adds more text
 
     def prompt_only(self) -> Self:
         return super().prompt_only().model_copy(update={"logprobs": False, "top_logprobs": 0})

@@ -1,6 +1,6 @@
-"""Answers of the OpenAI API as msgspec structs: encoding one takes well under a microsecond a field.
+"""Answers of the OpenAI API as msgspec structs, because these encode in well under a microsecond per field.
 
-Field order is the order on the wire. A field that is UNSET is left out; None is null.
+The order of fields is their order in the JSON. A field that is UNSET is left out; None becomes null.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class SpecDetails(msgspec.Struct):
-    """Of all choices together; the lists are those of `SpecStats`."""
+    """Speculation over all choices. The lists are those of `SpecStats`."""
 
     verify_steps: int
     accept_length: float
@@ -62,7 +62,7 @@ def usage(prompt: int, completion: int, cached: int, spec: SpecStats | None) -> 
 
 
 class SpecTokensDetails(msgspec.Struct):
-    """Of one choice, under SGLang's names."""
+    """Speculation in one choice, under SGLang's names."""
 
     spec_accept_rate: float
     spec_accept_length: float
@@ -70,7 +70,7 @@ class SpecTokensDetails(msgspec.Struct):
     spec_num_proposed_drafts: int
     spec_verify_ct: int
     spec_correct_drafts_histogram: list[int]
-    spec_lossy: bool  # this and what follows is nextn's own
+    spec_lossy: bool  # this field and the next are nextn's own
     spec_simulated: bool
 
 
@@ -88,16 +88,17 @@ def spec_tokens_details(spec: SpecStats) -> SpecTokensDetails:
 
 
 class SglExt(msgspec.Struct):
-    """What SGLang adds to OpenAI's answers. `spec_tokens_details`: a list where there are several choices."""
+    """SGLang's additions to OpenAI's answers. spec_tokens_details: a list if there are several choices."""
 
     spec_tokens_details: SpecTokensDetails | list[SpecTokensDetails]
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Index i of every list is token i. `top_logprobs[i]` holds the token itself too."""
+    """Log-probabilities of a completion. Item i of each list is about token i. `top_logprobs[i]` includes the
+    token itself."""
 
-    text_offset: list[int]  # characters of the choice's text before the token
-    token_logprobs: list[float | None]  # None: the first token of a prompt
+    text_offset: list[int]  # number of characters of the choice's text before the token
+    token_logprobs: list[float | None]  # None for the first token of a prompt
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
 
@@ -121,13 +122,13 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class DraftStep(msgspec.Struct):
-    """One step of a choice, with `return_draft_steps`."""
+    """One step of a choice, for `return_draft_steps`."""
 
     seconds: float  # from the request's arrival in the engine to the step's end
     tokens: int  # committed
-    drafts: list[str]  # the text of each
-    accepted: list[int]  # by index in `drafts`
-    parents: list[int] | UnsetType = UNSET  # of each draft of a tree, -1: the root
+    drafts: list[str]  # the text of each draft token
+    accepted: list[int]  # indices in `drafts`
+    parents: list[int] | UnsetType = UNSET  # in a tree: the parent of each draft, -1 for the root
 
 
 class CompletionChoice(msgspec.Struct):
@@ -143,12 +144,12 @@ class CompletionChoice(msgspec.Struct):
 
 
 class FunctionCall(msgspec.Struct):
-    arguments: str  # JSON, if the model wrote such
+    arguments: str  # JSON, unless the model wrote something else
     name: str | UnsetType = UNSET
 
 
 class ToolCall(msgspec.Struct):
-    """Whole, or what a chunk adds to it: the first has the name, the others arguments only."""
+    """A tool call, or a chunk's part of it. The first chunk has the name, later ones only arguments."""
 
     function: FunctionCall
     id: str | UnsetType = UNSET
@@ -193,7 +194,7 @@ AnyChoice = TypeVar("AnyChoice", CompletionChoice, ChatChoice, ChatDelta)
 
 
 class Answer(msgspec.Struct, Generic[AnyChoice]):
-    """A whole answer or one chunk of it: `object` says which. `usage` UNSET: it was not asked for."""
+    """A complete answer or one chunk of it, as `object` says. `usage` is UNSET if it was not requested."""
 
     id: str
     object: str
@@ -202,8 +203,8 @@ class Answer(msgspec.Struct, Generic[AnyChoice]):
     choices: Sequence[AnyChoice]
     usage: Usage | UnsetType | None = UNSET
     sglext: SglExt | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET  # a chat's
-    kv_transfer_params: dict[str, Any] | UnsetType = UNSET  # what the decode server is to be sent
+    prompt_token_ids: list[int] | UnsetType = UNSET  # only in chats
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET  # the gateway sends them to the decode server
 
 
 class Model(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""The fields by which a client, or a gateway for it, chooses a replica of this server."""
+"""The fields with which a client or a gateway chooses a replica of this server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Routed(Body):
             )
 
     def take_header(self, value: str) -> None:
-        """A header of the request says the same as the fields. Raises ApiError."""
+        """Takes the replica from the request's header. Raises ApiError (400) if the header is no number, or
+        the body names another replica."""
         if not (value.isascii() and value.isdecimal() and len(value) < 10):
             raise bad_request(f"the header {HEADER} must be a replica's number", HEADER)
         given = self.data_parallel_rank if self.routed_dp_rank is None else self.routed_dp_rank
@@ -42,7 +43,8 @@ class Routed(Body):
             self.routed_dp_rank = int(value)
 
     def rank(self, count: int) -> int | None:
-        """The replica that is asked for, of so many; None: any. Raises ApiError."""
+        """The requested replica, below `count`; None means any. Raises ApiError (400) if there is no such
+        replica."""
         name = "data_parallel_rank" if self.routed_dp_rank is None else "routed_dp_rank"
         rank: int | None = getattr(self, name)
         if rank is not None and not 0 <= rank < count:

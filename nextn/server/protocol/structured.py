@@ -1,7 +1,6 @@
-"""Structured output in request bodies: OpenAI's `response_format`, vLLM's and SGLang's own fields.
+"""Structured output in request bodies: OpenAI's `response_format`, and the fields of vLLM and SGLang.
 
-`grammar_for` makes one `Constraint` of them. Whether it is valid is found out in the engine's process, which
-compiles it.
+`grammar_for` turns them into one `Constraint`. The engine's process compiles it, and finds errors in it then.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from nextn.constraint import Constraint
 from nextn.server.protocol.errors import bad_request
 
 ANY_OBJECT = {"type": "object"}
-# Field -> kind of constraint: SGLang's, vLLM's older ones, and those inside its `structured_outputs`
+# Field -> kind of constraint: SGLang's fields, vLLM's older fields, and those inside `structured_outputs`
 SGLANG = {"json_schema": "json_schema", "regex": "regex", "ebnf": "ebnf", "structural_tag": "structural_tag"}
 GUIDED = {
     "guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "choice",
@@ -27,8 +26,8 @@ STRUCTURED_OUTPUTS = {
 
 
 def grammar_for(fields: Mapping[str, Any]) -> Constraint | None:
-    """The constraint that the fields of a body ask for, if any. Raises ApiError if a field is malformed, or
-    if two ask for one."""
+    """The constraint in a body's fields, or None. Raises ApiError (400) if a field is malformed, or if two
+    fields have a constraint."""
     asked: list[tuple[str, Constraint]] = []
     for table in (SGLANG, GUIDED):
         asked += _each(fields, table, "")
@@ -51,7 +50,8 @@ def grammar_for(fields: Mapping[str, Any]) -> Constraint | None:
 
 
 def json_schema(schema: object, name: str = "json_schema") -> Constraint:
-    """Of texts that are JSON by this schema: an object, or its JSON. Raises ApiError naming the field."""
+    """The constraint for texts that are JSON by this schema. schema: an object, or its JSON. Raises ApiError
+    (400) that names the field."""
     if isinstance(schema, str):
         schema = _from_json(schema, name)
     if not isinstance(schema, (dict, bool)):
@@ -60,7 +60,8 @@ def json_schema(schema: object, name: str = "json_schema") -> Constraint:
 
 
 def response_format(given: object) -> Constraint | None:
-    """OpenAI's; `structural_tag` is SGLang's. With json_schema, `strict` or not, the schema holds."""
+    """The constraint in OpenAI's `response_format`, or None. The type `structural_tag` is SGLang's. A
+    json_schema is always enforced, even without `strict`. Raises ApiError (400)."""
     if given is None:
         return None
     where = "response_format"
@@ -81,7 +82,8 @@ def response_format(given: object) -> Constraint | None:
 
 
 def structural_tag(given: object, name: str) -> Constraint:
-    """SGLang's: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, or its JSON."""
+    """The constraint in SGLang's structural tag: {"structures": [{"begin", "schema", "end"}],
+    "triggers": [...]}, or its JSON. Raises ApiError (400)."""
     tag = _from_json(given, name) if isinstance(given, str) else given
     if isinstance(tag, dict) and {"structures", "triggers"} <= tag.keys():
         structures, triggers = tag["structures"], tag["triggers"]
@@ -121,7 +123,7 @@ def _constraint(kind: str, value: Any, name: str) -> Constraint:
         return Constraint("choice", json.dumps(value))
     if not isinstance(value, str) or not value:
         raise bad_request(f"{name} must be a string", name)
-    if kind == "grammar":  # vLLM takes either notation
+    if kind == "grammar":  # vLLM accepts both notations
         kind = "ebnf" if "::=" in value else "lark"
     return Constraint(kind, value)
 
@@ -129,7 +131,7 @@ def _constraint(kind: str, value: Any, name: str) -> Constraint:
 def _to_json(value: object, name: str) -> str:
     try:
         return json.dumps(value)
-    except RecursionError as e:  # what was just not too deep to be read
+    except RecursionError as e:  # a value that was parsed may still be too deep to encode
         raise bad_request(f"{name} is nested too deeply", name) from e
 
 

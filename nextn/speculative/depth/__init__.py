@@ -1,1 +1,1 @@
-"""The draft-length controller: what steps cost, what drafts are worth, and whether to draft. Pure."""
+"""The draft-length controller: cost of steps, value of drafts, decision to draft. Without I/O."""

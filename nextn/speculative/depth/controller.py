@@ -1,8 +1,8 @@
-"""The draft-length controller: whether requests draft, and how deep. Pure, deterministic; it changes no text.
+"""The draft-length controller: whether requests draft, and how deep. Deterministic; no text depends on it.
 
-Requests draft where that makes more tokens per second, by what steps cost (`cost`), what drafts bring
-(`worth`) and, for each batch size, the factor by which drafts cost more than `cost` says. Trials teach it:
-some steps of the other kind, for 1 % of the time. What slows the machine slows both: the ratio counts."""
+Requests draft if that makes more tokens per second. This depends on step costs (`cost`), the value of drafts
+(`worth`) and, for each batch size, a factor by which drafts cost more than `cost` says. Trials measure it:
+steps of the other kind, 1 % of the time. Other load slows both kinds, so only their ratio counts."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import REMEMBERED, Worth
 from nextn.speculative.work import StepWork
 
-# Of the time: for trials, two seconds in advance; and by so much the other kind must seem better, at least.
+# Share of the time for trials (2 s of it in advance); and the least gain that changes the decision.
 MARGIN = 0.01
-TRIAL_SECONDS, TRIAL_STEPS = 0.01, (4, 16)  # of a trial; half as long until caches hold what it uses
-PLAN_SECONDS, SPREAD_SECONDS = 0.2, 3.0  # between plans, each 0.3 ms; prompts of a load come all at once
-TRIALS = 3  # of a batch size at least: one may have been disturbed
-UNKNOWN = 0.5  # standard deviation of a factor at first: costs may be off by two
-RECHECK = 0.002  # of the time, for trials of what nothing speaks against: a neighbour comes or goes unseen
-EXPLORE = 200  # steps, one of which keeps every guess: what is never verified is never seen to hold
+TRIAL_SECONDS, TRIAL_STEPS = 0.01, (4, 16)  # per trial; half of it first, uncounted, to warm caches
+PLAN_SECONDS, SPREAD_SECONDS = 0.2, 3.0  # between plans (0.3 ms each); average over bursts of prompts
+TRIALS = 3  # at least, for each batch size: one may have been disturbed
+UNKNOWN = 0.5  # initial standard deviation of a factor: costs may be off by a factor of two
+RECHECK = 0.002  # share of time for trials that look needless: other load on the machine may begin or end
+EXPLORE = 200  # steps; one of them keeps every guess, because unverified guesses teach nothing
 
 
 class DepthController:
-    """drafting: do requests that ask for no depth draft in the next step? state: what people see of it."""
+    """drafting: do requests without their own depth draft in the next step? state: what is shown to users."""
 
     def __init__(self, cost: StepCost, worth: Worth, factors: Mapping[int, list[float]], page: int) -> None:
-        """factors: found by trials of an earlier run, by batch size as a power of two. page: its tokens."""
-        row = max(cost.row, 0.2 * (cost.row + cost.request))  # what costs nothing is never found to cost more
+        """factors: from trials of an earlier run, by batch size as a power of two. page: tokens per page."""
+        row = max(cost.row, 0.2 * (cost.row + cost.request))  # a cost of 0 times a factor stays 0
         self.cost = replace(cost, row=row, a_pass=max(0.02 * cost.rows(1), cost.a_pass))
-        self.worth, self._catch_up = worth, max(DRAFT_WINDOW // 4, page)  # before a trial: it asks for costs
-        self._size = self._away = 0  # of the batch, as a power of two; steps of another size in a row
+        self.worth, self._catch_up = worth, max(DRAFT_WINDOW // 4, page)  # steps before a trial; each costs
+        self._size = self._away = 0  # log2 of the batch size; consecutive steps of another size
         self.factors = {size: list(found) for size, found in factors.items()}
-        self.drafting = self._usual = True  # in the next step, and apart from trials
+        self.drafting = self._usual = True  # in the next step; apart from trials
         self._log: deque[tuple[bool, float, StepWork]] = deque(maxlen=4 * TRIAL_STEPS[1])
-        self._trial: list[bool] = []  # of each step that is left of it: does it draft?
-        self._skip, self._settle = 1, 1  # steps after a switch that do not count, left and in all
-        # Seconds: from the last plan and trial, of a step. Positions of a request. Rows of prompts a second.
+        self._trial: list[bool] = []  # for each step left of the trial: whether it drafts
+        self._skip, self._settle = 1, 1  # uncounted steps after a switch: left, in total
+        # Seconds since the last plan and trial, of a step; positions of a request; prompt rows per second.
         self._since = self._since_trial = self._step = self._context = self._prompts = 0.0
-        self._held = self._prompt = 0  # guesses that held in this step; rows of prompts since the last plan
-        self._tried = self._changed = False  # was there a trial; the decision, by the last plan
+        self._held = self._prompt = 0  # guesses that held in this step; prompt rows since the last plan
+        self._tried = self._changed = False  # was there a trial; did the last plan change `_usual`
         self._steps, self._budget = 0, 2.0 * MARGIN
-        # Sums of what came and was expected: tokens of drafts, and seconds by `cost` that they added.
+        # Sums [actual, expected, count]: tokens of drafts, and seconds by `cost` that drafts added.
         self._tokens, self._extra = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         self._plan(1)
 
@@ -58,7 +58,7 @@ class DepthController:
 
     @property
     def keeping(self) -> bool:
-        """Is what the draft layer does not see in the next step kept?"""
+        """Whether positions that the draft layer does not see in the next step are kept for later."""
         return self._usual or True in self._trial
 
     @property
@@ -67,15 +67,15 @@ class DepthController:
         return cutoff._replace(keep=0.0) if cutoff and self._steps % EXPLORE == 0 else cutoff
 
     def note(self, draft: Draft, accepted: int) -> None:
-        """A draft that the controller asked for was verified, and so many of its guesses held."""
+        """A draft that the controller asked for was verified; its first `accepted` guesses held."""
         self.worth.note(draft, accepted)
         self._held += accepted
 
     def stepped(
         self, work: StepWork, seconds: float | None, own: bool = True, drafting: bool | None = None
     ) -> None:
-        """A step has run. seconds: from the end of the one before; None: the engine was idle in between. own:
-        no request in it asked for a depth. drafting: when the step was planned; None: as it is now."""
+        """A step has run. seconds: since the end of the last one; None: the engine was idle in between. own:
+        no request in it set a depth. drafting: the value when the step was planned; None: unchanged since."""
         self._prompt += work.rows - (n := work.requests) - work.drafts
         if not n:
             return
@@ -83,26 +83,26 @@ class DepthController:
             self._since, self._steps = self._since + seconds, self._steps + 1
             if self.drafting or self._trial or self._skip:
                 self._note_step(work, seconds, own, self.drafting if drafting is None else drafting)
-            elif own and work.only_decodes:  # in most steps without drafts there is no more to do
+            elif own and work.only_decodes:  # most steps without drafts need only this
                 self._log.append((False, seconds, work))
         self._held = 0
         away = 0.0 if n == self.state.requests else abs(math.log2(n) - self._size)
-        self._away = self._away + 1 if away > 0.75 else 0  # loads are powers of two, or move around them
-        other = away > 1.75 or self._away > TRIAL_STEPS[1]  # before, a text may have ended and the next begin
+        self._away = self._away + 1 if away > 0.75 else 0  # loads vary around powers of two
+        other = away > 1.75 or self._away > TRIAL_STEPS[1]  # shorter: one text ended, the next begins
         if other:
             self._size, self._trial, self._away, self._skip = round(math.log2(n)), [], 0, 1
             self._log.clear()
         if other or (self._since >= PLAN_SECONDS and not (self._trial or self._away)):
-            self._plan(n, work.only_decodes)  # amid prompts a trial would draft for them
+            self._plan(n, work.only_decodes)  # a trial during prompts would draft for them too
 
     def _note_step(self, work: StepWork, seconds: float, is_own: bool, drafting: bool) -> None:
         if is_own and (self._usual or drafting or not self.keeping) and not self._skip and work.only_decodes:
             self._log.append((drafting, seconds, work))
             if drafting:
-                if self._usual:  # in a trial the drafter has seen few positions, and guesses worse
+                if self._usual:  # in a trial the drafter has seen few positions and guesses worse
                     _add(self._tokens, self._held, (n := work.requests) * (self._setting.tokens - 1.0), n)
                 _add(self._extra, self.cost.extra(work), self._setting.extra / self._mean)
-                if not self._usual:  # what a trial takes beyond what was said is paid for too
+                if not self._usual:  # time beyond a trial's estimated price is charged too
                     self._budget -= max(0.0, seconds - self._step - self._setting.extra)
         self._skip = max(0, self._skip - 1)
         if self._trial:
@@ -116,7 +116,7 @@ class DepthController:
             self._skip, self.drafting = self._settle, drafting
 
     def _learn(self) -> None:
-        """Steps without drafts take `level` times what `cost` says; the others tell the factor."""
+        """level: time of steps without drafts, relative to `cost`. Steps with drafts then give the factor."""
         plain = [s / self.cost.base(w) for d, s, w in self._log if not d]
         some = [(s, self.cost.base(w), m) for d, s, w in self._log if d and (m := self.cost.extra(w)) > 0.0]
         if min(len(plain), len(some)) >= TRIAL_STEPS[0]:
@@ -126,8 +126,8 @@ class DepthController:
             self._since_trial, self._tried, self._changed = 0.0, True, False
 
     def _factor(self) -> tuple[float, float]:
-        """Mean and standard deviation: a busy machine can make any one trial say anything, so of the last
-        ones the median counts, and what was taken for granted before is one of these at first."""
+        """Mean and standard deviation. A busy machine can falsify any single trial, so the median of the last
+        ones is used. The value assumed before the first trial is one of them at first."""
         near = min(self.factors, key=lambda other: abs(other - self._size), default=None)
         known = self.factors.setdefault(self._size, [1.0 if near is None else median(self.factors[near])])
         mean, count = median(known), len(known)
@@ -139,7 +139,7 @@ class DepthController:
             self._step = fmean(seconds for _, seconds, _ in self._log)
             self._context = fmean(work.context / work.requests for _, _, work in self._log)
         self._budget, self._since_trial = self._budget + MARGIN * self._since, self._since_trial + self._since
-        if self._changed:  # no trial has as many steps of both kinds
+        if self._changed:  # no trial has this many steps of both kinds
             self._learn()
         self._mean, deviation = self._factor()
         kept = math.exp(-self._since / SPREAD_SECONDS)
@@ -147,11 +147,11 @@ class DepthController:
         self._prompts = kept * self._prompts + self._prompt / SPREAD_SECONDS
         cost, self._since, self._prompt = self.cost.at(self._context), 0.0, 0
         base = cost.rows(n)
-        self._mean += 0.5 * deviation  # the setting that looks best is, more often than not, so by chance
+        self._mean += 0.5 * deviation  # the setting that looks best is often best by chance
         self._setting = setting = self.worth.plan(n, cost.times(self._mean), base)
         tokens = 1.0 + _ratio(self._tokens) * (setting.tokens - 1.0)
         extra = _ratio(self._extra) * setting.extra
-        prompts = 1.0 + self._prompts * self._mean * cost.prompt_row  # what they take of the drafter
+        prompts = 1.0 + self._prompts * self._mean * cost.prompt_row  # time of the drafter
         gain = max(0.001, round(tokens * base / (base + extra) / prompts, 3))  # rows may seem to cost nothing
         ahead, untried = math.log(gain), len(self.factors[self._size]) <= TRIALS
         doubt = extra / (base + extra) * deviation / self._mean
@@ -165,15 +165,15 @@ class DepthController:
         self._settle = round(min(TRIAL_STEPS[1], max(1.0, count / 2)))
         length = self._settle + round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], count)))
         before = 0 if self._usual else self._catch_up
-        lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))  # each size is tried, and soon
+        lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))  # each size is tried soon
         milder = cost.times(mild := min(self._mean, math.sqrt(self._mean)))
         price = lost * (length - self._settle) * self._step + milder.drafting(1, n * (before or length - 1))
-        most = max(2.0 * MARGIN, 2 * TRIAL_STEPS[0] * self._step, price)  # at once: a load may be short
+        most = max(2.0 * MARGIN, 2 * TRIAL_STEPS[0] * self._step, price)  # limit; a load may be short
         self._budget = max(-most, min(most, self._budget))
         due = untried or abs(ahead) < 2.0 * doubt or price < RECHECK * self._since_trial
         if due and may_try and price <= self._budget and len(self._log) >= length:
             self._budget -= price
-            if before:  # few drafts, as where they are dear, take so little that noise hides it
+            if before:  # at a high cost few drafts are made, and noise hides their time
                 self._mean = max(0.3, mild - 1.5 * deviation)
                 self._setting = self.worth.plan(n, cost.times(self._mean), base)
             self._trial = [False] * before + [not self._usual] * length + [self._usual] * length

@@ -1,7 +1,7 @@
-"""How many tokens drafts bring, and how deep they are worth going. Pure.
+"""Predicts how many tokens drafts bring, and which depth is worthwhile. Without I/O.
 
-Guesses of a kind hold equally often, which is counted as drafts are verified. Where chains end by confidence
-(`nextn.cutoff`), the kind is its bin, and the depth adds nothing; elsewhere (trees, n-grams) it is the depth.
+Guesses of a kind hold (are accepted) equally often, as verified drafts show. If a cutoff (`nextn.cutoff`)
+ends chains, the kind is the confidence bin, at any depth; otherwise (trees, n-grams) the depth.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from nextn.cutoff import Cutoff
 from nextn.draft import Draft, Shape
 from nextn.speculative.depth.cost import StepCost
 
-# By bin of confidence, measured with nextn-tiny: how often guesses hold, and what share of all they are.
+# By confidence bin, measured with nextn-tiny: the rate at which guesses hold, and their share of all.
 BIN_RATES = (0.45, 0.6, 0.7, 0.75, 0.85, 0.92, 0.96, 0.98, 0.99)
 BIN_SHARES = (0.12, 0.1, 0.09, 0.08, 0.13, 0.11, 0.15, 0.09, 0.13)
-FIRST = 20.0  # guesses of a kind that these count as
-REMEMBERED = 4000.0  # guesses of a kind, after which old ones count half: texts change within minutes
-CHAINS = 64  # over which expectations are taken, with an error of 1 %; twice as many drafts teach in a plan
+FIRST = 20.0  # weight of these values, in guesses of a kind
+REMEMBERED = 4000.0  # guesses of a kind; then old ones count half, because texts change within minutes
+CHAINS = 64  # chains for expectations (error 1 %); at most twice as many drafts are noted between plans
 
 
 class Setting(NamedTuple):
-    """num_steps: how deep a draft may go. tokens: of a request and step. extra: seconds that drafts add."""
+    """num_steps: maximum depth. tokens: per request and step. extra: seconds that drafts add to a step."""
 
     num_steps: int
     cutoff: Cutoff | None
@@ -35,7 +35,7 @@ class Setting(NamedTuple):
 
 class Worth:
     def __init__(self, num_steps: int, shape: Shape, cuts: bool, ends: bool = True) -> None:
-        """num_steps: of the deepest draft. cuts: guesses are kept by confidence. ends: passes end then."""
+        """num_steps: maximum depth. cuts: a cutoff keeps guesses by confidence. ends: it also ends passes."""
         self.num_steps, self.shape, self.cuts, self.ends = num_steps, shape, cuts, ends
         rates = BIN_RATES if cuts else (float(np.dot(BIN_RATES, BIN_SHARES)),) * num_steps
         self._made = FIRST * len(rates) * np.array(BIN_SHARES if cuts else (1.0 / num_steps,) * num_steps)
@@ -45,13 +45,13 @@ class Worth:
         self._draws = np.random.default_rng(0).random((CHAINS, num_steps))  # the same in every run
 
     def note(self, draft: Draft, accepted: int) -> None:
-        """A draft was verified; so many of its guesses, from the root on, held."""
+        """A draft was verified; its first `accepted` guesses, from the root on, held."""
         if len(self._noted) < 2 * CHAINS and (draft.bins or not self.cuts):
             depth = min(draft.depth, self.num_steps)
             self._noted.append((draft.bins if self.cuts else range(depth), depth, accepted))
 
     def plan(self, n: int, cost: StepCost, base: float) -> Setting:
-        """The setting with which n requests make most tokens per second. base: seconds without drafts."""
+        """The setting with the most tokens per second for n requests. base: seconds without drafts."""
         for made, verified, accepted in self._noted:
             for i, kind in enumerate(made):
                 self._made[kind] += 1.0
@@ -74,7 +74,7 @@ class Worth:
         return found
 
     def _by_confidence(self, n: int, cost: StepCost, base: float, rates: np.ndarray) -> list[Setting]:
-        """By Dinkelbach's iteration: thresholds for a rate of tokens, then the rate that they reach."""
+        """Dinkelbach's iteration: a token rate gives thresholds, and these give the next token rate."""
         shares = self._made / self._made.sum()
         usual = float(shares @ rates)
         holds = np.cumprod(rates[np.searchsorted(np.cumsum(shares)[:-1], self._draws)], axis=1)
@@ -82,7 +82,7 @@ class Worth:
         rate, drafts = n / base, 1.0
         for num_steps in (self.num_steps,) * 4 if self.ends else range(1, self.num_steps + 1):
             row = cost.verify(n + n * drafts, n) / n
-            worth = rate / max(0.3, 1.0 - rate * cost.pass_row)  # a token that holds costs the drafter a row
+            worth = rate / max(0.3, 1.0 - rate * cost.pass_row)  # each accepted token costs the drafter a row
             each = worth * (row + cost.pass_row)
             cutoff = Cutoff(rates.tolist(), worth * row, usual, each, worth * cost.a_pass)
             kept, made = _through(cutoff, chains := holds[:, :num_steps], n)
@@ -96,8 +96,8 @@ class Worth:
 
 
 def _through(cutoff: Cutoff, holds: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Chains by the probability that all up to each guess holds [S, depth] -> which guesses are kept, and
-    which are made, when n chains share a pass."""
+    """holds [S, depth]: probability that all guesses of a chain up to a depth hold. Returns which guesses are
+    kept, and which are made, if n chains share a pass."""
     kept, made = np.zeros(holds.shape, bool), np.zeros(holds.shape, bool)
     going = np.ones(len(holds), bool)
     for depth, hold in enumerate(holds.T):
@@ -111,7 +111,7 @@ def _through(cutoff: Cutoff, holds: np.ndarray, n: int) -> tuple[np.ndarray, np.
 
 
 def _extra(n: int, cost: StepCost, drafts: float, tokens: float, opened: Sequence[float]) -> float:
-    """Seconds that n requests with so many drafts and tokens each add to a step. opened: rows of each further
-    pass for one request; a pass that few want is not made in every step."""
+    """Seconds that n requests add to a step with `drafts` drafts and `tokens` tokens each. opened: rows of
+    each further pass for one request. A pass that few want is not made in every step."""
     passes = 1.0 + math.fsum(min(1.0, n * share) for share in opened)
     return cost.verify(n, n * drafts) + cost.drafting(passes, n * (tokens + math.fsum(opened)))

@@ -22,7 +22,7 @@ from nextn.request import GREEDY_BELOW, SamplingParams
 from nextn.sampling.row_draws import Choosing, RowDraws
 
 ENDS = 72  # tokens that may end a request: 64 of its own, and the model's
-# Columns. Then come the drafts, then the tokens that end the request, -1 where there are fewer.
+# Columns. Then come the drafts, then the tokens that end the request, padded with -1.
 LENGTH, ROOT, DRAFTS, ENDED, LIMIT = range(5)
 SEED_LOW, SEED_HIGH, STREAM, TEMPERATURE, TOP_P, MIN_P, TOP_K, FILTERS = range(5, 13)
 TOKENS = 13

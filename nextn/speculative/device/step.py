@@ -1,9 +1,9 @@
 """A decode step of chains as one function of tensors on the device.
 
-It contains the target's pass over roots and drafts, the choice of every row, verification, draft extend, the
-next drafts with their cutoff, and the relay for the next step. A `StepShape` fixes all shapes, and
-the host reads nothing in between. So on CUDA the whole step is one graph (`nextn.speculative.device.graphs`).
-In the tests, the same code runs on the CPU.
+It contains the target's pass over roots and drafts, the choice of every row, and verification. Then come
+draft extend, the next drafts with their cutoff, and the relay for the next step. A `StepShape` fixes all
+shapes, and the host reads nothing in between. So on CUDA the whole step is one graph
+(`nextn.speculative.device.graphs`). In the tests, the same code runs on the CPU.
 
 It computes the same bits as `nextn.engine.runner` for such spans, because a row has the same bits in any
 batch.

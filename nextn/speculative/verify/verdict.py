@@ -15,7 +15,7 @@ class Verdict(NamedTuple):
 
 
 def ratios(p: Tensor, q: Tensor, drafts: Sequence[int]) -> list[float]:
-    """p / q of each draft. 0 where q is 0: such a draft was drawn by a rounding error."""
+    """p / q of each draft. 0 if q is 0: such a draft was drawn by a rounding error."""
     assert p.shape[0] == len(drafts) + 1
     assert q.shape[0] == len(drafts)
     at = torch.tensor(drafts, dtype=torch.int64, device=p.device)[:, None]
@@ -30,5 +30,5 @@ def residual(p: Tensor, q: Tensor, scale: float = 1.0) -> Tensor:
 
 
 def or_else(weights: Tensor, p: Tensor) -> Tensor:
-    """`weights`, or p where all weights are 0: then a draft was rejected by a rounding error."""
+    """`weights`, or p if all weights are 0: then a draft was rejected by a rounding error."""
     return weights if float(weights.sum()) > 0.0 else p.double()

@@ -163,7 +163,7 @@ def verify(
     whose spans begin at cu_rows. extend <- its batch, source [T] and last [R or more], if there is one."""
     assert chosen.is_contiguous()
     requests, total = len(inputs), len(chosen)
-    programs, lanes = requests, lanes_of(1)  # which do nothing where there is no pass to lay out
+    programs, lanes = requests, lanes_of(1)  # without a pass, these do nothing
     batch_to: tuple[Tensor, ...] = (chosen,) * 10
     if extend is not None:
         batch, source, last = extend
