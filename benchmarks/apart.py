@@ -1,5 +1,5 @@
-"""One server, or a prefill and a decode server, as a load sees them. Each request goes to both of these, with
-the fields by which they find each other, as a gateway that speaks SGLang's dialect sends it."""
+"""Clients of one server, or of a prefill and a decode server. With two servers, each request goes to both,
+with the fields by which the servers find each other, as a gateway for SGLang sends it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ ROOMS = 2**63
 
 
 class Alone:
-    """`client`: of the server that answers."""
+    """A client of one server. `client`: the HTTP client for the server that answers."""
 
     def __init__(self, name: str, server: LocalServer, client: httpx.AsyncClient) -> None:
         self.name, self.server, self.client = name, server, client
 
     async def send(self, body: dict[str, Any]) -> Reply:
-        """Raises RequestError."""
+        """Streams one request. Raises RequestError."""
         return await stream(self.client, {"model": self.server.model, **body})
 
     async def totals(self) -> Mapping[str, float]:
-        """Of the server that answers."""
+        """The counters of the server that answers."""
         return totals(await get_text_with(self.client, "/metrics"))
 
 
 class Apart(Alone):
-    """`server`, `client`: the decode server's. `port`: the prefill server's bootstrap port."""
+    """A client of a prefill and a decode server. `server`, `client`: those of the decode server. `other`: the
+    HTTP client for the prefill server. `port`: the prefill server's bootstrap port."""
 
     def __init__(
         self, name: str, decode: LocalServer, client: httpx.AsyncClient,
@@ -47,8 +48,8 @@ class Apart(Alone):
         self.rooms = random.Random()
 
     async def send(self, body: dict[str, Any]) -> Reply:
-        """The decode server's answer. What the prefill server answers is read and dropped: without its pages
-        the decode server computes the prompt."""
+        """Returns the decode server's answer. The prefill server's answer is read and dropped: if it fails,
+        the decode server computes the prompt itself."""
         fields = {**self.fields, "bootstrap_room": self.rooms.randrange(ROOMS)}
         body = {"model": self.server.model, **body, **fields}
         prefill = asyncio.ensure_future(self._prefill(body))

@@ -1,14 +1,15 @@
-"""Attacks on a server by requests: grammars, regular expressions, prompts and parameters that one client may
-send, beside an honest client that must not notice. The attacker is a process of its own, at the lowest
-priority.
+"""Attacks a server with requests of one client, and checks that an honest client is not disturbed.
+
+The requests are grammars, regular expressions, prompts and parameters that any client can send. The attacker
+is a separate process at the lowest priority.
 
 python benchmarks/attacks.py                                   # all, a few minutes
 python benchmarks/attacks.py --attack lark-chain gbnf-leaves
 python benchmarks/attacks.py --short                           # as in the tests: nothing depends on speed
 
-What must hold is in faults/attacks.py, the requests are in faults/attack_cases.py. The exit code is 1 when
-something did not hold; the last line is JSON. On a machine with other work, limit what a server that does
-not hold may take: `ulimit -v 12000000`.
+faults/attacks.py says what must hold; the requests are in faults/attack_cases.py. The exit code is 1 if
+something did not hold. The last line is JSON. On a machine with other work, limit the memory of a server that
+fails: `ulimit -v 12000000`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from last_line import tell
 from nextn.bench.machine import this_machine
 from nextn.config import EMBEDDED
 
-# A limit that jobs of 3 s each, one after the other on a busy machine, do not reach: only a hang does.
-# Requests: twice as many as are compiled at once. An attacker that yields to others would only take longer.
+# limit: only a hang reaches it; jobs of 3 s each, one after the other on a busy machine, do not. most: twice
+# as many requests as are compiled at once. nice: a lower priority would only make the test longer.
 SHORT = Rules(limit=600.0, timed=False, megabytes=200.0, patience=5.0, warm=2, repeat=0.0, most=4, nice=0)
 
 
@@ -44,7 +45,7 @@ def main() -> int:
     if args.limit is not None:
         rules = dataclasses.replace(rules, limit=args.limit)
     options = ["--model-path", args.model_path, "--shutdown-timeout", "1"]
-    if args.short:  # attacks on time end sooner; an ordinary constraint takes a hundredth of this
+    if args.short:  # ends slow compilations sooner; an ordinary constraint takes a hundredth of this
         options += ["--grammar-compile-timeout", "3"]
     if args.threads is not None:
         options += ["--threads", str(args.threads)]

@@ -1,11 +1,11 @@
-"""Automatic depth at every level of the native kernels that this machine runs, with one and two threads.
+"""Measures automatic depth at every level of the native kernels that runs here, with one and two threads.
 
     python benchmarks/auto_everywhere.py [--concurrency 1,4,16,64] [--rounds 40] [--times 3] [--output FOLDER]
                                          [--cpu-isa portable,avx2] [--threads 1,2]
 
-Runs depths_in_turn.py for each level and number of threads and puts its figures in one table: automatic depth
-over no drafts, and over the best fixed depth. With --output the result is kept after each of these runs, and
-the same command goes on where it stopped: what the day's file has is not measured again. The last line is
+Runs depths_in_turn.py for each level and number of threads and puts the results in one table: automatic depth
+over no drafts, and over the best fixed depth. With --output the result is written after each run. The same
+command then continues where it stopped: results in the day's file are not measured again. The last line is
 JSON.
 """
 
@@ -39,7 +39,7 @@ Cell = dict[str, Any]  # level, threads, requests, RATIOS, best
 
 
 def read_cells(file: Path | None, settings: dict[str, object]) -> list[Cell]:
-    """Those that are measured. Raises ValueError where they were measured with other settings."""
+    """The cells that the file has. Raises ValueError if they were measured with other settings."""
     if file is None or not file.exists():
         return []
     kept = json.loads(file.read_text())
@@ -67,7 +67,7 @@ def run_depths(args: argparse.Namespace, level: str, threads: int, loads: Sequen
 
 
 def cell_of(level: str, threads: int, row: dict[str, Any]) -> Cell:
-    """row: a load of depths_in_turn's result."""
+    """Makes a cell. row: a load of depths_in_turn's result."""
     fixed = {name: ratio for name, ratio in row["over_none"].items() if name != "auto"}
     return {
         "level": level,
@@ -87,7 +87,7 @@ def line_of(cell: Cell) -> str:
 
 
 def summary(cells: Sequence[Cell]) -> dict[str, dict[str, float]]:
-    """By ratio: the least, and how many cells are under each bound."""
+    """For each ratio: the minimum, and how many cells are under each bound."""
     return {
         name: {
             "least": min(cell[name] for cell in cells),
@@ -129,7 +129,7 @@ def main() -> int:
     for name, ratios in summary(cells).items():
         counts = ", ".join(f"{ratios[f'under_{bound}']} under {bound}" for bound in BOUNDS)
         print(f"{RATIOS[name]}: least {ratios['least']:.3f}; of {len(cells)} cells {counts}")
-    tell(THEME, result_of(settings, cells), None)  # it is kept already
+    tell(THEME, result_of(settings, cells), None)  # the file is written already
     return 0
 
 

@@ -1,11 +1,12 @@
-"""GGUF's formats on one core: inputs in 8 bits and dot products of bytes against inputs in bf16 and f32
-arithmetic.
+"""Compares two ways to multiply with weights in GGUF's formats, on one core: inputs in 8 bits with dot
+products of bytes, and inputs in bf16 with f32 arithmetic.
 
     python benchmarks/byte_products.py                 # needs AVX512-VNNI
     python benchmarks/byte_products.py --rows 1 64
 
-Weights of 2,048 by 2,048, which a cache holds. Both ways take turns in one process, and the CPU time of the
-thread counts, the least of several, so that other work on the machine matters little. The last line is JSON.
+The weights are 2,048 by 2,048, so they fit in a cache. Both ways take turns in one process. The minimum CPU
+time of the thread over several runs counts, so that other work on the machine has little effect. The last
+line is JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ROWS = (1, 4, 16, 64, 512)
 
 
 def seconds(kind: int, rows: int, repeats: int) -> dict[str, float]:
-    """Of a product, by way."""
+    """Minimum CPU seconds of a product, by way ("bytes", "f32")."""
     kernels = library()
     pool, weight = kernels.nx_pool_new(1), PackedWeight(OUTPUTS, INPUTS, kind)
     x, y = torch.randn(rows, INPUTS).bfloat16(), torch.empty(rows, OUTPUTS)

@@ -1,14 +1,14 @@
-"""The first seconds of a server that has just said it is ready: automatic depth against no MTP.
+"""Compares automatic depth with no MTP in the first seconds of a server that has just become ready.
 
     python benchmarks/cold_start.py [--concurrency 1,4,16,64] [--starts 10] [--seconds 2] [--output FOLDER]
                                     [--cpu-isa avx2] [--threads 2]
 
-The servers are started by turns, one at a time: a fresh one for each load and side, without a file of step
-costs and without a prefix cache. No warm-up is sent: the load begins when the server is ready, and the tokens
-that came within --seconds are counted. Both sides get the same greedy requests in the same order; a stream
-whose text ends sends the next one.
+The servers are started in turns, one at a time: a new one for each load and side, without a file of step
+costs and without a prefix cache. There is no warm-up: the load begins when the server is ready, and the
+tokens that arrive within --seconds are counted. Both sides get the same greedy requests in the same order. A
+stream whose text ends sends the next request.
 
-Claim: with automatic depth at least 0.97 as many tokens came as without MTP, by the medians over all starts.
+Claim: automatic depth outputs at least 0.97 times as many tokens as no MTP, by the medians over all starts.
 The last line is JSON.
 """
 
@@ -54,7 +54,8 @@ TEXT_TOKENS = 128  # end tokens are ignored
 
 
 class Start(NamedTuple):
-    """ready: seconds from the start of the server until it was. engine: what the server says of it."""
+    """One start of a server. ready: seconds until the server was ready. engine: the server's report of its
+    engine."""
 
     tokens: int
     ready: float
@@ -72,7 +73,8 @@ def server_options(args: argparse.Namespace, side: str) -> list[str]:
 
 
 def run_start(args: argparse.Namespace, side: str, prompts: Sequence[list[int]], concurrency: int) -> Start:
-    """Raises BenchError for a server that does not come up or refuses a request."""
+    """Starts a server and runs the load. Raises BenchError if the server does not start or refuses a
+    request."""
     with tempfile.TemporaryDirectory(prefix="nextn-cold-start-") as folder:
         begin = time.perf_counter()
         log = Path(folder) / "server.log"
@@ -85,7 +87,7 @@ def run_start(args: argparse.Namespace, side: str, prompts: Sequence[list[int]],
 
 
 async def count_tokens(url: str, prompts: Sequence[list[int]], concurrency: int, seconds: float) -> int:
-    """Tokens that came within so many seconds from now, with so many streams at once."""
+    """Runs `concurrency` streams at once and counts the tokens that arrive within `seconds`."""
     bodies = cycle([GENERATE.body(None, prompt, TEXT_TOKENS, True) for prompt in prompts])
     counts: list[int] = []  # of each request
 
@@ -107,7 +109,7 @@ async def count_tokens(url: str, prompts: Sequence[list[int]], concurrency: int,
 
 
 async def read(client: httpx.AsyncClient, body: Any, counts: list[int], at: int) -> None:
-    """Keeps in counts[at] how many tokens of the answer have come."""
+    """Sends one request and updates counts[at], the number of its tokens so far."""
     try:
         async with client.stream("POST", GENERATE.path, json=GENERATE.streamed(body)) as response:
             if response.status_code != 200:
@@ -122,7 +124,7 @@ async def read(client: httpx.AsyncClient, body: Any, counts: list[int], at: int)
 
 
 def summary(requests: int, starts: dict[str, list[Start]], seconds: float) -> dict[str, Any]:
-    """Raises BenchError if nothing came."""
+    """A row of the result. Raises BenchError if one of the starts without MTP output no token."""
     tokens = {side: [start.tokens for start in found] for side, found in starts.items()}
     if not min(tokens["none"]):
         raise BenchError(f"at {requests} requests no token came within {seconds} s; raise --seconds")
@@ -136,7 +138,7 @@ def summary(requests: int, starts: dict[str, list[Start]], seconds: float) -> di
 
 
 def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The rows of the result, and the engine with automatic depth."""
+    """Returns the rows of the result, and the report of an engine with automatic depth."""
     tokenizer = Tokenizer.from_folder(model_folder(args.model_path))
     prompts = [tokenizer.encode(text)[: args.prompt_tokens] for text in all_heldout_prompts()]
     rows = []

@@ -1,10 +1,10 @@
-"""What tensor parallelism sends for DeepSeek-V3, on paper: bytes and time of a step, by links and rows.
+"""Calculates the bytes and time of tensor parallelism's collectives for DeepSeek-V3, by link and rows.
 
     python benchmarks/collective_bytes.py
 
-nextn splits outputs and gathers them, so that a text has the bits of one device; others split sums and
-all-reduce them in bf16. A collective takes its latency and its bytes over the link's bandwidth. The latencies
-are assumptions, of the size that vendors and NCCL's own tests report; the last line, JSON, names them.
+nextn splits outputs and gathers them, so that results have the same bits as on one device. Others split sums
+and all-reduce them in bf16. A collective takes its latency plus its bytes over the link's bandwidth. The
+latencies are assumptions, of the size that vendors and NCCL's tests report. The last line, JSON, names them.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ HIDDEN, HEADS, VALUE, LAYERS, DENSE = 7168, 128, 128, 61, 3
 INNER, EXPERT_INNER, TOP_K, SHARED = 18432, 2048, 8, 1
 ACTIVE_BYTES = 37e9  # weights that one token reads, in FP8
 MEMORY = 3.35e12  # bytes/s of an H100 SXM
-LINKS = {  # bytes/s into one GPU, seconds of a small collective
+LINKS = {  # (bytes/s into one GPU, seconds of a small collective)
     "NVLink (450 GB/s)": (450e9, 8e-6),
     "InfiniBand (50 GB/s)": (50e9, 20e-6),
     "Ethernet, 100 Gbit (12.5 GB/s)": (12.5e9, 60e-6),
 }
-GATHERS = 4  # of a layer: values, attention's output, inner, the feed-forward block's output
+GATHERS = 4  # in a layer: values, attention's output, inner, the feed-forward block's output
 REDUCES = 2
 ROWS = (1, 8, 64, 512)
 
 
 def gathered(layer: int) -> int:
-    """Bytes of a row in a layer, all ranks' parts together."""
+    """Bytes of a row that a layer gathers, all ranks' parts together."""
     inner = INNER if layer < DENSE else EXPERT_INNER * (TOP_K + SHARED)
     return 2 * HEADS * VALUE + 4 * HIDDEN + 2 * inner + 4 * HIDDEN
 
 
 def reduced() -> int:
-    """Of a ring's all-reduce in bf16, which sends everything twice."""
+    """Bytes of a row that a layer all-reduces in bf16. A ring sends everything twice."""
     return REDUCES * 2 * 2 * HIDDEN
 
 

@@ -1,10 +1,10 @@
-"""`nextn bench compare` of automatic depth with every fixed one, each load on two cores of its own.
+"""Runs `nextn bench compare` of automatic and fixed depths for several loads at once, on two cores each.
 
     python benchmarks/compare_in_pairs.py [--concurrency 1,4,16,64] [--rounds 14] [--output FOLDER]
 
-For a machine with many cores: the loads run beside each other, each with its own servers and client on
-two cores, as on a machine of two, so that all take as long as one. "of the best" is against whichever fixed
-depth was fastest at that load. The last line is JSON; logs and tables of every load are under --work.
+For a machine with many cores. Each load has its own servers and client on two cores, as on a machine with two
+cores, so that all loads take as long as one. "of the best" compares with the fastest fixed depth at that
+load. The last line is JSON. Logs and tables of every load are under --work.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def start(concurrency: int, cores: set[int], rounds: int, folder: Path) -> subpr
 
 
 def load_of(record: dict[str, Any]) -> dict[str, Any]:
-    """A row of the table from the last line of `nextn bench compare`."""
+    """A row of the table. record: the last line of `nextn bench compare`."""
     (point,) = record["scenarios"][0]["points"]
     sides = point["sides"]
     best = max(side["ratio"] for name, side in sides.items() if name != AUTO)

@@ -1,4 +1,4 @@
-"""What the scripts that try every level of the native kernels share: their options."""
+"""The options of scripts that measure every level of the native kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def add_level_options(parser: argparse.ArgumentParser) -> None:
 
 
 def levels_and_threads(args: argparse.Namespace) -> list[tuple[str, int]]:
-    """Raises ValueError for a level that does not run here, BenchError where none does."""
+    """The pairs (level, threads) to measure. Raises ValueError for a level that does not run here, and
+    BenchError if there are no native kernels."""
     try:
         levels = (
             [choose_level(name)[0] for name in args.cpu_isa.split(",")] if args.cpu_isa else runnable_levels()

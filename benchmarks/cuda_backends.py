@@ -1,11 +1,11 @@
-"""Plain torch against the Triton kernels on a CUDA device, without drafts and with some, side by side.
+"""Compares plain torch with the Triton kernels on a CUDA device, without and with drafts.
 
     python benchmarks/cuda_backends.py [--requests 1,16,64] [--rounds 3] [--output benchmarks/results]
     python benchmarks/cuda_backends.py --model-path DIR --backends triton --drafts 0,3
 
-An engine for each side, in one process; every load is greedy completions of held-out code, all requests there
-from the beginning, as in `nextn bench offline`. A load is run once to warm up, then `rounds` times by every
-side in turn; a side's figure is the middle one. The last line is JSON.
+Each side has its own engine, all in one process. A load is greedy completions of held-out code; all requests
+arrive at the start, as in `nextn bench offline`. Every side runs a load once to warm up, and then all sides
+take turns for `rounds` rounds. A side's result is its median. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nextn.config import EngineConfig, model_folder
 from nextn.engine.engine import Engine
 from nextn.tokenizer.tokenizer import Tokenizer
 
-PROMPT, OUTPUT = 100, 64  # tokens of each request, at most and exactly
+PROMPT, OUTPUT = 100, 64  # tokens of each request: at most of the prompt, exactly of the output
 Side = tuple[str, int]  # backend, drafts
 
 
@@ -46,7 +46,7 @@ def main() -> int:
     engines = {side: Engine(_config(args.model_path, *side)) for side in sides}
 
     def speed(side: Side, count: int) -> float:
-        """Output tokens a second."""
+        """Output tokens per second."""
         run = generate(engines[side], prompts[:count], [OUTPUT] * count, True, Progress(count, False))
         return run.per_second(run.output_tokens)
 

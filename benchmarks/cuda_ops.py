@@ -1,12 +1,12 @@
-"""How near the Triton ops come to a CUDA device's memory bandwidth, op by op, in decode steps.
+"""Measures the share of a CUDA device's memory bandwidth that each Triton op reaches in decode steps.
 
     python benchmarks/cuda_ops.py [--sizes 1b,v3] [--requests 1,32] [--rows 1] [--context 1024]
         [--output benchmarks/results]
 
-Each op runs with weights or a KV cache from several places in turn, together larger than the device's cache,
-as in a model's layers: some calls in one CUDA graph, whose replays are timed. Bytes are those that must be
-read and written (`nextn/bench/dev/micro/op_work.py`), over the time and over what a copy of 1 GiB reaches.
-The last line is JSON.
+Each op runs with several copies of its weights or KV cache in turn, which are together larger than the
+device's cache, as with a model's layers. The calls are in one CUDA graph, whose replays are timed. The share
+is the bytes that must be read and written (`nextn/bench/dev/micro/op_work.py`) over the time, relative to the
+speed of a copy of 1 GiB. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ V3 = Dimensions(
 )  # fmt: skip
 SIZES = PRESETS | {"v3": V3}
 OPS, BF16, PAGE = TritonOps(), torch.bfloat16, 16
-SPREAD = 200 << 20  # bytes that calls take turns over: four times the cache of an H100
-CALLS, MOST, REPLAYS = 40, 400, 20  # at least and at most in a graph; how often that runs
+SPREAD = 200 << 20  # bytes of all copies together: four times the cache of an H100
+CALLS, MOST, REPLAYS = 40, 400, 20  # minimum and maximum calls in a graph; its replays
 
 Call = Callable[[], Any]
 
@@ -55,7 +55,7 @@ class Case(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A decode step of `requests` requests with `rows` rows each, the last of `context` positions."""
+    """A decode step of `requests` requests. Each has `rows` rows at the last of its `context` positions."""
 
     sizes: Dimensions
     requests: int
@@ -71,7 +71,7 @@ class Step:
         return torch.randn(shape, dtype=dtype, device=self.device)
 
     def case(self, op: str, work: Work, call: Callable[..., Any], *shapes: tuple[int, ...]) -> Case:
-        """call: of weights of these shapes."""
+        """Makes a case. call: takes weights of these shapes."""
         size = 2 * sum(math.prod(shape) for shape in shapes)
         copies = max(1, min(MOST, SPREAD // size))
         sets = [[self.rand(*shape).div_(shape[-1] ** 0.5) for shape in shapes] for _ in range(copies)]
@@ -153,7 +153,7 @@ class Step:
 
 
 def seconds(calls: list[Call]) -> float:
-    """Of one call, among the others in a graph."""
+    """Median seconds of one call in a graph of all calls."""
     for call in calls:
         call()  # compiles
     torch.cuda.synchronize()
@@ -173,8 +173,8 @@ def seconds(calls: list[Call]) -> float:
 
 
 def bandwidth() -> float:
-    """Bytes per second, read and written, of a copy of 1 GiB. Not in a graph: there it took half as long
-    again."""
+    """Bytes per second, read and written, of a copy of 1 GiB. It does not use a graph, in which the copy took
+    half as long again."""
     source = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,14 +1,13 @@
-"""Where the time of a decode step goes on a CUDA device: how long a step takes, how long its kernels run, and
-which of them longest.
+"""Measures a decode step on a CUDA device: the step's time, the kernels' time, and the longest kernels.
 
     python benchmarks/cuda_step.py [--model-path DIR] [--drafts 0,3] [--requests 1,32]
     python benchmarks/cuda_step.py --size glm-4.7-flash
 
-An engine for each number of drafts. Its steps are timed first, with nothing else. Then some are run under
-torch's profiler, which says when every kernel began and ended. A kernel's time is that from the end of those
-before it, or from its own beginning, to its end: it may begin while they still run. `busy` is the sum of all.
-`one reading` is how long the device needs to read what one token needs of the weights, at the speed of a copy
-of 1 GiB. The last line is JSON.
+Each number of drafts has its own engine. First its steps are timed without a profiler. Then some steps run
+under torch's profiler, which reports when every kernel began and ended. A kernel can begin while others still
+run, so its time counts from the end of the kernels before it, or from its own beginning if that is later.
+`busy` is the sum of these times. `one reading` is the time to read the weights that one token needs, at the
+speed of a copy of 1 GiB. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from nextn.request import Request, SamplingParams
 
 PROMPT = 100  # tokens of each request, at most
 WARM, TIMED, PROFILED = 40, 100, 20  # steps
-LISTED = 14  # kernels
+LISTED = 14  # kernels in the list
 
 
 def tokens_of(engine: Engine, steps: int) -> int:
@@ -46,7 +45,7 @@ def tokens_of(engine: Engine, steps: int) -> int:
 
 
 def kernels_of(engine: Engine) -> dict[str, tuple[int, float]]:
-    """Name -> how often it ran, and its microseconds in all, in PROFILED steps."""
+    """Kernel -> (number of runs, total microseconds) in PROFILED steps."""
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
@@ -112,7 +111,8 @@ def main() -> int:
 
 
 def compare(model: str, random: bool, drafts: list[int], counts: list[int]) -> dict[str, Any]:
-    """Prints a line for each number of drafts and of requests, and the kernels below it."""
+    """Measures each number of drafts and requests. Prints a line for each, and the longest kernels below
+    it."""
     speed, device = bandwidth(), torch.cuda.get_device_name()
     weights = bytes_per_token(ModelConfig.from_folder(model_folder(model)))
     floor = weights / speed
@@ -147,7 +147,7 @@ def compare(model: str, random: bool, drafts: list[int], counts: list[int]) -> d
 
 
 def prompts_of(config: EngineConfig, count: int, vocabulary: int) -> list[list[int]]:
-    """Of held-out code, or of any tokens where the model has no tokenizer."""
+    """Prompts of held-out code, or of arbitrary tokens if the model has no tokenizer."""
     tokenizer = tokenizer_of(config)
     if tokenizer is None:
         return [[(7 * i + 5 * n) % vocabulary for i in range(PROMPT)] for n in range(count)]

@@ -1,9 +1,9 @@
-"""`nextn demo` at every level of the native kernels that this machine runs, with one and two threads.
+"""Runs `nextn demo` at every level of the native kernels that runs here, with one and two threads.
 
     python benchmarks/demo_levels.py [--cpu-isa avx2,avx512] [--threads 1,2] [--quick] [--output FOLDER]
 
-Prints tokens/s with MTP over without, at each number of requests. Every text is compared, too: one that
-differs is an error. The last line is JSON. On a busy machine the ratios say little.
+Prints the ratio of tokens/s with and without MTP, for each number of requests. Every text is compared too; a
+text that differs is an error. The last line is JSON. On a busy machine the ratios are not reliable.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nextn.bench.machine import this_machine
 
 
 def run_demo(model: str, level: str, threads: int, quick: bool) -> list[dict[str, Any]]:
-    """A cell for each number of requests."""
+    """Runs the demo once and returns a cell for each number of requests. Raises BenchError if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         options = [
             "--model-path",

@@ -1,4 +1,4 @@
-"""What the scripts about automatic depth share: options, and the check of a claim."""
+"""Shared code of the scripts about automatic depth: options, and the check of a claim."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import NoReturn
 from nextn.bench.errors import BenchError
 from nextn.config import CPU_LEVELS, EMBEDDED, EngineConfig
 
-AT_LEAST = 0.97  # of the side it is compared with, wherever a claim is checked
-# What a run shows must not depend on what an earlier one left behind.
+AT_LEAST = 0.97  # minimum ratio of every claim
+# A run must not depend on step costs that an earlier run has saved.
 NO_COST_FILE = {"step_cost_cache": "off"} if hasattr(EngineConfig, "step_cost_cache") else {}
 
 
 def run_script(main: Callable[[], int]) -> NoReturn:
-    """What the user must mend is a line on stderr."""
+    """Runs `main` and exits. An error that the user can fix becomes one line on stderr."""
     try:
         sys.exit(main())
     except (BenchError, ValueError) as e:
@@ -55,7 +55,8 @@ def seconds(text: str) -> float:
 
 
 def positives(text: str) -> list[int]:
-    """
+    """Parses a list of positive numbers.
+
     >>> positives("1,4")
     [1, 4]
     """
@@ -63,7 +64,7 @@ def positives(text: str) -> list[int]:
 
 
 def check_claim(what: str, ratios: Mapping[str, float]) -> dict[str, object]:
-    """Prints whether every ratio is at least `AT_LEAST`, and returns it for the result. ratios: by where."""
+    """Prints whether every ratio is at least `AT_LEAST`, and returns a record of it. ratios: by case."""
     below = {where: ratio for where, ratio in ratios.items() if ratio < AT_LEAST}
     cases = ", ".join(f"{ratio:.3f} at {where}" for where, ratio in below.items())
     print(f"claim: {what} >= {AT_LEAST}: " + (f"NO: {cases}" if below else "yes"), flush=True)

@@ -1,14 +1,15 @@
-"""Automatic depth against every fixed one, in turns so short that a busy neighbour slows all of them alike.
+"""Compares automatic depth with fixed depths, in turns so short that other load slows all sides equally.
 
     python benchmarks/depths_in_turn.py [--concurrency 1,4,16,64] [--rounds 40] [--times 3] [--output FOLDER]
                                         [--cpu-isa avx2] [--threads 2]
 
-An engine for each side, in one process, each with as many requests as the load has; where one ends, the next
-begins. On a CPU they share weights, buffers and threads, and each has its own pages (side.py). A turn is some
-60 ms of steps; a round gives every side its turn, in an order drawn anew. Speed is tokens a step, over all
-rounds, by the middle of what a step takes relative to its round. (`nextn bench compare` measures over
-seconds, and some machines change their speed by half between two of its loads.) The first quarter of the
-rounds is warm-up. All of it can be done several times, with new engines. The last line is JSON.
+Each side has its own engine, all in one process. Each engine always runs as many requests as the load has;
+when one ends, the next begins. On a CPU the engines share weights, buffers and threads, and each has its own
+pages (side.py). A turn is about 60 ms of steps. In a round every side has one turn, in a new random order.
+Speed is tokens per step over all rounds, divided by the median of a step's time relative to its round.
+(`nextn bench compare` measures over seconds, and some machines change their speed by half between two of its
+loads.) The first quarter of the rounds is warm-up. The measurement can be repeated with new engines
+(--times). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main() -> int:
     sides: list[Side] = []
     for _ in range(args.times):
         sides.clear()
-        gc.collect()  # large models fit into memory once for each side, not twice
+        gc.collect()  # frees the engines of the last time: large models may not fit into memory twice
         order = random.sample((*NUM_STEPS, AUTO), len(NUM_STEPS) + 1)
         sides += sharing(config, order, prompts, args.temperature)
         for n in loads:

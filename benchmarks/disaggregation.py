@@ -1,18 +1,19 @@
-"""A prefill and a decode server, one core each, against one server on both cores, in turns: what long prompts
-do to running streams.
+"""Measures how much long prompts disturb streams: a prefill and a decode server against one server.
 
     python benchmarks/disaggregation.py                                  # embedded model, some 5 minutes
     python benchmarks/disaggregation.py --model-path 1b --input-len 512 --interval 4 --backend shm
     python benchmarks/disaggregation.py --rounds 1 --prompts 6           # a trial
 
-Some streams always run: where one ends, the next begins. Beside them, long prompts arrive at fixed intervals.
-The driver sends each request to both servers, as a gateway does, and reads the decode server's answer. Each
-round has prompts of its own, the same on both sides, and texts must be the same. Ratios are one server over
-two, medians over the rounds: above 1, two servers are better (throughput is two over one). At the end, the
-pages of prompts that the prefill server has in its cache are fetched one prompt after another: bytes per
-second, both engines' steps included, beside a plain socket's rate and a copy in memory (page_transfer.py
-has the rate of the transfer alone). The last line is JSON. The exit code is 1 when a
-text differs.
+The prefill and the decode server have one core each; the one server has both cores. Some streams always run:
+when one ends, the next begins. Meanwhile long prompts arrive at fixed intervals. The driver sends each
+request to both servers, as a gateway does, and reads the decode server's answer. The sides take turns. Each
+round has new prompts, the same on both sides, and the texts must be equal. Ratios are one server over two,
+medians over the rounds, so that above 1 two servers are better (throughput is two over one).
+
+At the end, the decode server fetches the pages of prompts in the prefill server's cache, one prompt after
+another. The result is bytes per second, including both engines' steps, with a plain socket's rate and a copy
+in memory for comparison (page_transfer.py measures only the transfer). The last line is JSON. The exit code
+is 1 if a text differs.
 
 Claim: p99 of the time between tokens at least 2 times better.
 """
@@ -50,7 +51,7 @@ from nextn.bench.texts import Texts
 from nextn.bench.totals import grown
 from nextn.config import EMBEDDED
 
-IDS = range(100, 250)  # tokens that long prompts are made of
+IDS = range(100, 250)  # the tokens of long prompts
 STREAM_TOKENS = 256
 ANSWER_TOKENS = 16  # of a long prompt
 FETCHES = 8
@@ -59,8 +60,8 @@ BETTER_WHEN_LOWER = ("itl_p50_ms", "itl_p99_ms", "ttft_p50_ms", "ttft_p99_ms")
 
 @dataclasses.dataclass
 class Found:
-    """Of one side in one round. itl: of the running streams, while long prompts came and were answered. ttft:
-    of the long prompts."""
+    """The results of one side in one round. itl: times between tokens of the running streams, while long
+    prompts arrived and were answered. ttft: times to first token of the long prompts."""
 
     itl_p50_ms: float
     itl_p99_ms: float
@@ -74,7 +75,8 @@ class Found:
 
 
 class Streams:
-    """So many requests that always run. `replies`: of those that ended, by their number."""
+    """`count` requests that always run: when one ends, the next begins. `replies`: replies of the requests
+    that have ended, by number."""
 
     def __init__(self, sender: Alone, count: int) -> None:
         self.sender, self.replies = sender, dict[int, Reply]()
@@ -90,12 +92,12 @@ class Streams:
             self.replies[index] = await self.sender.send(body)
 
     async def end(self) -> None:
-        """Those that run come to their ends. Raises RequestError if one failed."""
+        """Waits until the running requests have ended. Raises RequestError if one failed."""
         self.ending = True
         await asyncio.gather(*self.tasks)
 
     def gaps(self, begin: float, end: float) -> list[float]:
-        """Between chunks, of gaps that lie in this time or reach into it."""
+        """Seconds between chunks, for all gaps that overlap with this time."""
         pairs = [pair for reply in self.replies.values() for pair in pairwise(reply.arrivals)]
         return [b - a for a, b in pairs if a < end and b > begin]
 
@@ -103,7 +105,7 @@ class Streams:
 async def one_round(
     sender: Alone, prompts: Sequence[Sequence[int]], args: argparse.Namespace, texts: Texts, number: int
 ) -> Found:
-    """`prompts`: the long ones, of this round."""
+    """Runs one round on one side. `prompts`: the long prompts of this round."""
     streams = Streams(sender, args.streams)
     await asyncio.sleep(args.warm_up)
     before, begin = await sender.totals(), time.perf_counter()
@@ -129,7 +131,8 @@ async def one_round(
 
 
 async def fetch_rate(apart: Apart, rng: random.Random, length: int) -> dict[str, float]:
-    """Of prompts that the prefill server has in its cache, and the decode server has not."""
+    """The rate of fetching the pages of prompts that are in the prefill server's cache, but not in the decode
+    server's."""
     prompts = [rng.choices(IDS, k=length) for _ in range(FETCHES)]
     for prompt in prompts:
         await apart.send({"prompt": prompt, "max_tokens": 1})
@@ -150,7 +153,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """What is started in here runs on these cores."""
+    """Processes started within this context run on these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -162,7 +165,7 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
 async def measure(sides: Sequence[Alone], args: argparse.Namespace) -> tuple[dict[str, list[Found]], Texts]:
     found: dict[str, list[Found]] = {side.name: [] for side in sides}
     texts, rng = Texts(), random.Random(args.seed)
-    for number in range(args.rounds + 1):  # the first is warm-up
+    for number in range(args.rounds + 1):  # round 0 is warm-up
         prompts = [rng.choices(IDS, k=args.input_len) for _ in range(args.prompts)]
         for side in sides if number % 2 else sides[::-1]:
             each = await one_round(side, prompts, args, texts, number)

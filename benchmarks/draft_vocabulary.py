@@ -1,10 +1,10 @@
-"""What a smaller draft vocabulary (FR-Spec, --speculative-token-map) gains and loses, in one process, in
-turns.
+"""Measures speed and accept length with smaller draft vocabularies (FR-Spec, --speculative-token-map).
 
     python benchmarks/draft_vocabulary.py [--model-path DIR] [--corpus FILE ...] [--output benchmarks/results]
 
-The corpus is the standard library's own source by default, on which the embedded model was trained; the
-prompts are held-out code. One request at a time, greedy. The last line is JSON.
+The engines are in one process and take turns. By default the corpus is the source of Python's standard
+library, which was in the embedded model's training data. The prompts are held-out code, one request at a
+time, greedy. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> int:
     seconds: dict[int, list[float]] = {size: [] for size in engines}
     texts_of: dict[int, list[str]] = {}
     length: dict[int, float] = {}
-    for number in range(args.rounds + 1):  # the first warms up
+    for number in range(args.rounds + 1):  # round 0 is warm-up
         for size, llm in engines.items():
             begin = time.perf_counter()
             done = [llm.generate(prompt, params)[0] for prompt in prompts]

@@ -1,16 +1,16 @@
-"""How much time balancing saves in a layer's routed experts, where a few of them get most rows.
+"""Measures how much time balancing saves in a layer's routed experts if a few experts get most rows.
 
     python benchmarks/eplb_balance.py [--shards 4,8,16] [--spare 8] [--zipf 1.0] [--output FOLDER]
 
-The layer is of DeepSeek-V2-Lite's size: 64 experts of 3 x 2048 x 1408 weights in bf16, 6 for each row. A row
-chooses experts at random, by Zipf's law: the k-th most popular with weight 1 / k ** zipf. Who is popular is
-random too, by --seeds; or the first experts are, in order. Placements are planned from --window rows, and
-then timed on others.
+The layer has DeepSeek-V2-Lite's size: 64 experts of 3 x 2048 x 1408 weights in bf16, 6 for each row. A row
+chooses experts at random by Zipf's law: the k-th most popular expert has weight 1 / k ** zipf. The order of
+popularity is random too (--seeds), or it is the experts' order. Placements are planned from --window rows,
+and then timed on other rows.
 
-A step waits for its slowest shard. The shards' experts are computed here one after another, each alone on
-one core: of each the middle one of several times, by turns with the other placements, and then the longest
-counts. Three placements are compared: the trivial one; the plan without spare places; the plan with --spare
-of them, or with the next number that the shards divide. The last line is JSON.
+A step waits for its slowest shard. The shards' experts are computed here one after another, each shard alone
+on one core, in turns with the other placements. The median of a shard's times counts, and then the slowest
+shard. Three placements are compared: the trivial one; the plan without spare places; the plan with --spare
+places, rounded up to a multiple of the shards. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ from nextn.ops.cpu.library import library
 from nextn.ops.cpu.weights import PackedWeight
 
 EXPERTS, TOP_K, HIDDEN, INNER = 64, 6, 2048, 1408
-ROWS = (64, 256, 1024)  # of a step, of all groups
-DEEPSEEK_V3 = (58, 256, 288, 32)  # layers, experts, places, shards: what a plan for it costs
+ROWS = (64, 256, 1024)  # rows of a step, over all groups
+DEEPSEEK_V3 = (58, 256, 288, 32)  # layers, experts, places, shards; the planning time for it is measured
 TURNS = 5
 PLACEMENTS = ("trivial", "planned", "planned, with spares")
 
 
 class Shard:
-    """One core's experts. Their values do not matter, so all shards use the same."""
+    """The experts of one shard, on one core. All shards use the same weights: the time does not depend on
+    them."""
 
     def __init__(self, members: int) -> None:
         self._gate_up = PackedWeight(2 * INNER, HIDDEN, members=members)
@@ -54,7 +55,8 @@ class Shard:
         self._pool = library().nx_pool_new(1)
 
     def seconds(self, ids: NDArray[np.int32], members: int) -> float:
-        """ids [rows, TOP_K]: which of its experts; negative: another shard's."""
+        """Seconds to compute the experts of these rows. ids [rows, TOP_K]: indices of the shard's experts;
+        negative: an expert of another shard. members: the shard's number of experts."""
         block = FeedForward(
             gate_up=self._gate_up.struct, down=self._down.struct, experts=members, top_k=TOP_K
         )
@@ -68,26 +70,27 @@ class Shard:
 
 
 def chosen(rng: np.random.Generator, chances: NDArray[np.float64], rows: int) -> NDArray[np.int64]:
-    """[rows, TOP_K]: of each row, without one twice."""
+    """The experts of each row [rows, TOP_K], all different in a row."""
     keys = np.log(chances) + rng.gumbel(size=(rows, EXPERTS))
     found: NDArray[np.int64] = np.argsort(-keys, axis=1)[:, :TOP_K]
     return found
 
 
 def slots(placement: Placement, experts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Replicas take turns from row to row, as with --ep-dispatch-algorithm dynamic."""
+    """The slot of each row's experts. Replicas take turns from row to row, as with --ep-dispatch-algorithm
+    dynamic."""
     turn = np.arange(len(experts))[:, None] % placement.replicas[0, experts]
     found: NDArray[np.int64] = placement.logical[0, experts, turn]
     return found
 
 
 def counted(experts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[1 group, 1 layer, EXPERTS]"""
+    """Rows of each expert: [1 group, 1 layer, EXPERTS]."""
     return np.bincount(experts.ravel(), minlength=EXPERTS)[None, None]
 
 
 def shares(placement: Placement, experts: NDArray[np.int64], shards: int) -> list[NDArray[np.int32]]:
-    """What each shard computes: see `Shard.seconds`."""
+    """The `ids` of each shard, see `Shard.seconds`."""
     each, where = placement.slots // shards, slots(placement, experts)
     return [np.where(where // each == s, where % each, -1).astype(np.int32) for s in range(shards)]
 
@@ -95,7 +98,7 @@ def shares(placement: Placement, experts: NDArray[np.int64], shards: int) -> lis
 def step_seconds(
     shard: Shard, plans: Sequence[Placement], experts: NDArray[np.int64], shards: int
 ) -> list[float]:
-    """With each placement, of the slowest shard."""
+    """Seconds of the slowest shard, for each placement."""
     work = [shares(plan, experts, shards) for plan in plans]
     turns = np.array(
         [
@@ -113,8 +116,8 @@ def step_seconds(
 def measured(
     shard: Shard, shards: int, spare: int, zipf: float, window: int, seed: int | None
 ) -> dict[str, list[dict[str, float]]]:
-    """Of each placement the highest load over the mean and the milliseconds of the layer, by rows. seed: of
-    who is popular; None: the first ones."""
+    """For each placement and number of rows: the highest load over the mean, and the milliseconds of the
+    layer. seed: seed of the order of popularity; None: the experts' order."""
     rng = np.random.default_rng(seed or 0)
     chances = 1 / np.arange(1, EXPERTS + 1) ** zipf
     if seed is not None:
@@ -183,7 +186,7 @@ def main() -> int:
 
 
 def tell_case(order: str, shards: int, found: Sequence[dict[str, list[dict[str, float]]]]) -> None:
-    """Of several seeds, the middle values."""
+    """Prints a case: the medians over the seeds."""
     for i, rows in enumerate(ROWS):
         cells = []
         for name in PLACEMENTS:

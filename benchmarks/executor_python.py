@@ -1,13 +1,13 @@
-"""The Python of a step: time outside of the native kernels, in the executor and in the engine around it.
+"""Measures the Python time of a step, in the executor and in the engine around it.
 
 python benchmarks/executor_python.py                          # three minutes on the embedded model
-python benchmarks/executor_python.py --before ../before       # beside another source tree, kernels built
+python benchmarks/executor_python.py --before ../before       # compare with a source tree with built kernels
 
-Requests decode together, greedily. Of every step the calls into the native library are timed, and so is the
-executor's `run`; what is left of either is Python. The model's weights have gone through the caches before:
-this is several times what the same Python takes in a loop. Each number of requests and depth of drafts is
-measured several times, by turns, with a new engine in a new process: medians of the engines' medians. The
-last line is JSON.
+Requests decode together, greedily. In every step the calls into the native library and the executor's `run`
+are timed. Python time is the time outside of these native calls. It is several times longer than the same
+Python in a loop, because the model's weights have gone through the caches before. Each number of requests and
+draft depth is measured several times, in turns, with a new engine in a new process. Results are medians of
+the engines' medians. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from nextn.models.native import NativeModel
 
 CALLS = ("step", "forward", "logits", "choices", "choose", "chains", "draft", "draft_logits")
 PROMPT = 64  # tokens
-UNTIMED = 8  # steps that come first
+UNTIMED = 8  # first steps, which do not count
 
 
 class Timed:
-    """Of each step the seconds in the engine, in its executor, and in the executor's native calls."""
+    """Times an engine's steps. seconds: for each step the seconds in the engine outside of the executor, in
+    the executor outside of native calls, and in native calls."""
 
     def __init__(self, engine: Engine) -> None:
         runner: Any = engine._executor
@@ -70,7 +71,7 @@ class Timed:
 
 
 def measured(model: str, requests: int, num_steps: int, steps: int) -> dict[str, float]:
-    """Milliseconds a step, by whose they are."""
+    """Median milliseconds of a step in the executor, in the engine around it, and in native calls."""
     config = EngineConfig(
         model_path=model, threads=1, speculative_num_steps=num_steps, max_running_requests=requests,
         context_length=1024, disable_radix_cache=True,

@@ -1,9 +1,10 @@
-"""What --ep-dispatch-dtype fp8 changes on one device: perplexity, accept length, and how many texts.
+"""Measures what --ep-dispatch-dtype fp8 changes on one device: perplexity, accept length, equal texts.
 
     python benchmarks/expert_rows.py [--model-path DIR] [--output benchmarks/results]
 
-Perplexity is of held-out code, from the log-probabilities of prompts. Texts and accept lengths are of greedy
-chains. Besides, the time that a native kernel takes to pack and unpack a row. The last line is JSON.
+Perplexity is measured on held-out code, from the log-probabilities of prompts. Texts and accept lengths are
+from greedy completions with draft chains. The time of a native kernel to pack and to unpack a row is measured
+too. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ WIDTH = 7168  # of DeepSeek-V3's rows
 
 
 def measured(args: argparse.Namespace, dtype: str) -> tuple[dict[str, object], list[list[int]]]:
-    """A row of the table, and the texts."""
+    """Returns a row of the table, and the token ids of the completions."""
     llm = LLM(args.model_path, ep_dispatch_dtype=dtype, speculative_num_steps=args.drafts)
     texts = all_heldout_prompts()[: args.prompts]
     prompts = [llm.tokenizer.encode(text)[:512] for text in texts]
@@ -47,7 +48,7 @@ def measured(args: argparse.Namespace, dtype: str) -> tuple[dict[str, object], l
 
 
 def microseconds() -> dict[str, float]:
-    """Of one row, the best of some."""
+    """Microseconds to pack and to unpack one row; the minimum over 200 calls."""
     kernels, row = library(), torch.randn(1, WIDTH).bfloat16()
     packed, found = torch.zeros(packed_bytes(WIDTH), dtype=torch.uint8), torch.zeros_like(row)
     calls = {

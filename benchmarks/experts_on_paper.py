@@ -1,11 +1,11 @@
-"""What expert parallelism with DP attention can reach for DeepSeek-V3, on paper: bytes, times, tokens/s.
+"""Calculates limits of expert parallelism with DP attention for DeepSeek-V3: bytes, times, tokens/s.
 
     python benchmarks/experts_on_paper.py
 
-Pure arithmetic, nothing is measured. Each rank has requests of its own, whole attention weights and a part of
-the routed experts. A part of a step takes its bytes over the memory's bandwidth or its operations over the
-peak, whichever is longer. An exchange takes a latency and its bytes over the link. So the result is a limit,
-not a forecast. Held against published results; the last line, JSON, names every assumption.
+Nothing is measured. Each rank has its own requests, all attention weights and a part of the routed experts. A
+part of a step takes its bytes over the memory's bandwidth or its operations over the peak, whichever is
+longer. An exchange takes a latency plus its bytes over the link's bandwidth. So the result is an upper limit
+of speed, not a forecast. It is compared with published results. The last line, JSON, names every assumption.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Q_RANK, KV_RANK, ROPE, NOPE, VALUE = 1536, 512, 64, 128, 128
 INNER, EXPERT_INNER, EXPERTS, TOP_K = 18432, 2048, 256, 8
 LATENT = KV_RANK + ROPE
 CACHED = 2 * LATENT  # bytes of a token and layer, bf16
-# Weights of a matrix or layer; of all but router, head and the NextN layer's projection one byte (FP8) each.
+# Number of weights. Each takes one byte (FP8); in router, head and the NextN layer's projection two (bf16).
 ATTENTION = (
     HIDDEN * (Q_RANK + LATENT)
     + Q_RANK * HEADS * (NOPE + ROPE)
@@ -33,7 +33,7 @@ ROUTER, HEAD, PROJECTION = EXPERTS * HIDDEN, VOCABULARY * HIDDEN, 2 * HIDDEN * H
 
 NODE = 8  # GPUs
 NVLINK, INFINIBAND = 450e9, 50e9  # bytes/s into one GPU; InfiniBand: 400 Gbit/s for each GPU
-EXCHANGE = 45e-6  # seconds of an exchange beside its bytes: brings DeepEP's published table within 14 %
+EXCHANGE = 45e-6  # latency of an exchange, in seconds; with it DeepEP's published table fits within 14 %
 RESERVED = 10e9  # bytes of memory for buffers, graphs and activations
 
 
@@ -46,12 +46,12 @@ class Gpu(NamedTuple):
 
 
 class Wire(NamedTuple):
-    """How rows travel to the experts and back."""
+    """The format of rows on their way to the experts and back."""
 
     name: str
-    out: int  # bytes of a row
-    once_a_rank: bool  # to a rank with several of the row's experts
-    back: int  # bytes of a row and slot
+    out: int  # bytes of a row to the experts
+    once_a_rank: bool  # a rank with several of the row's experts gets the row only once
+    back: int  # bytes of a result, for each row and slot
 
 
 H100, H200 = Gpu("H100", 3.35e12, 80e9), Gpu("H200", 4.8e12, 141e9)
@@ -63,13 +63,13 @@ NEXTN = Wire("bf16 per rank, f32 back", 2 * HIDDEN, True, 4 * HIDDEN)
 @dataclass(frozen=True)
 class Setting:
     ep: int
-    requests: float  # of a rank
+    requests: float  # per rank
     context: int = 2000
     drafts: int = 0
-    accept: float = 1.0  # tokens of a request and step
+    accept: float = 1.0  # tokens per request and step
     wire: Wire = DEEPEP
     gpu: Gpu = H100
-    redundant: int = 0  # experts wanted beside the 256; others fill up the ranks
+    redundant: int = 0  # minimum number of redundant experts; more are added to fill the ranks equally
     load: float = 1.0  # rows of the fullest rank over the mean
 
     @property
@@ -83,39 +83,40 @@ class Setting:
 
     @property
     def moe_layers(self) -> int:
-        """A draft passes through the NextN layer, whose experts are shared out as the others."""
+        """MoE layers that a step passes: the target's, and for each draft the NextN layer. The NextN layer's
+        experts are distributed over the ranks too."""
         return LAYERS - DENSE + self.drafts
 
 
 def attention(s: Setting) -> float:
-    """Absorbed MLA: every head reads the same latents."""
+    """Seconds of attention (absorbed MLA: all heads read the same latents)."""
     tokens = s.context * (LAYERS + s.drafts)
     read = s.requests * tokens * CACHED / s.gpu.memory
     return max(read, s.rows * tokens * 2 * HEADS * (LATENT + KV_RANK) / s.gpu.bf16)
 
 
 def matrices(s: Setting) -> tuple[int, int]:
-    """Weights that every rank has and a step reads: in FP8, in bf16."""
+    """Number of weights that every rank has and a step reads: (in FP8, in bf16)."""
     fp8 = (LAYERS + s.drafts) * ATTENTION + DENSE * 3 * HIDDEN * INNER + s.moe_layers * EXPERT
     return fp8, s.moe_layers * ROUTER + (1 + s.drafts) * HEAD + s.drafts * PROJECTION
 
 
 def dense(s: Setting) -> float:
-    """Projections, dense layers, shared experts, router and head."""
+    """Seconds of projections, dense layers, shared experts, router and head."""
     fp8, bf16 = matrices(s)
     products = max(fp8 / s.gpu.memory, 2 * s.rows * fp8 / s.gpu.fp8)
     return products + max(2 * bf16 / s.gpu.memory, 2 * s.rows * bf16 / s.gpu.bf16)
 
 
 def experts(s: Setting) -> float:
-    """The fullest rank's routed experts. Few rows do not reach all of them."""
+    """Seconds of the fullest rank's routed experts. With few rows, some experts are not used and not read."""
     reached = 1 - math.pow(1 - TOP_K / (s.local * s.ep), s.rows * s.ep)
     read = reached * s.local * EXPERT / s.gpu.memory
     return s.moe_layers * max(read, 2 * s.load * s.rows * TOP_K * EXPERT / s.gpu.fp8)
 
 
 def distinct(places: float) -> float:
-    """How many of these ranks or nodes a row goes to, experts chosen evenly."""
+    """Mean number of ranks or nodes, out of `places`, that a row goes to if experts are chosen evenly."""
     return places * (1 - math.pow(1 - 1 / places, TOP_K))
 
 
@@ -124,7 +125,7 @@ def copies(ep: int, once_a_rank: bool) -> float:
 
 
 def elsewhere(ep: int) -> float:
-    """The part of the ranks that are on other nodes."""
+    """The share of ranks that are on other nodes."""
     return 1 - min(NODE, ep) / ep
 
 
@@ -143,12 +144,13 @@ def computed(s: Setting) -> float:
 
 
 def step(s: Setting) -> float:
-    """One after the other."""
+    """Seconds of a step without overlap."""
     return computed(s) + sum(exchanges(s))
 
 
 def overlapped(s: Setting) -> float:
-    """Two halves of the batch, one computing while the other communicates: both read all weights."""
+    """Seconds of a step with two-batch overlap. One half of the batch computes while the other communicates;
+    each half reads all weights."""
     half = replace(s, requests=s.requests / 2)
     return 2 * max(computed(half), sum(exchanges(half)))
 
@@ -158,23 +160,23 @@ def per_gpu(s: Setting, seconds: float) -> float:
 
 
 def room(s: Setting) -> float:
-    """Bytes of a GPU's memory that are left for the KV cache."""
+    """Bytes of a GPU's memory for the KV cache."""
     fp8, bf16 = matrices(s)
     return s.gpu.capacity - RESERVED - fp8 - 2 * (bf16 + HEAD) - s.local * s.moe_layers * EXPERT
 
 
 def fitting(s: Setting) -> int:
-    """Requests of a rank whose context fits in its memory."""
+    """Maximum number of requests of a rank whose contexts fit in its memory."""
     return int(room(s) / (s.context * LAYERS * CACHED))
 
 
 def compute_bound(gpu: Gpu) -> float:
-    """Rows from which an FP8 expert takes longer to compute than to read."""
+    """Minimum rows with which an FP8 expert takes longer to compute than to read."""
     return gpu.fp8 / (2 * gpu.memory)
 
 
 def by_chance(ep: int, rows: float) -> float:
-    """The fullest rank over the mean where all experts are equally likely (normal approximation)."""
+    """Rows of the fullest rank over the mean if all experts are equally likely (normal approximation)."""
     return 1 + math.sqrt(2 * math.log(ep) / (rows * TOP_K))
 
 
@@ -183,7 +185,7 @@ PARTS = ("attention", "dense", "experts", "dispatch", "combine", "step", "overla
 LARGE = Setting(72, 256)
 SIMULATED = Setting(72, 128, 4000, 1, 1.6)  # the publisher assumed 60 % acceptance
 SMALL = Setting(16, 2, 65536 + 4096 // 2, gpu=H200, redundant=32)
-# A name, the setting, tokens/s of a GPU, and the time that it is held against.
+# (name, setting, published tokens/s per GPU, the function of the time that it is compared with)
 PUBLISHED = (
     ("EP72, 256 requests, two-batch overlap", LARGE, 22282 / NODE, overlapped),
     ("the same without overlap", LARGE, 22310 / 1.255 / NODE, step),
@@ -193,17 +195,17 @@ PUBLISHED = (
     ("the same with overlap scheduling", SMALL, 60.4, step),
     ("with 2 drafts, without overlap scheduling", replace(SMALL, drafts=2, accept=2.18), 81.5, step),
 )
-# DeepEP's low-latency kernels, 128 rows of a rank: microseconds of dispatch and combine.
+# DeepEP's low-latency kernels with 128 rows per rank: ep -> microseconds of (dispatch, combine).
 DEEPEP_TABLE = {16: (118, 195), 32: (155, 273), 64: (173, 314), 128: (192, 369)}
 
 
 def with_draft(s: Setting) -> Setting:
-    """One draft, accepted as DeepSeek-V3's report says: 85 to 90 %, 1.8 times the tokens/s."""
+    """The setting with one draft, accepted as in DeepSeek-V3's report: 85 to 90 %, 1.8 times the tokens/s."""
     return replace(s, drafts=1, accept=1.8)
 
 
 def best(s: Setting) -> float:
-    """Tokens/s of a GPU, with or without overlap."""
+    """Tokens/s per GPU, with or without overlap, whichever is faster."""
     return per_gpu(s, min(step(s), overlapped(s)))
 
 
@@ -258,7 +260,7 @@ def print_wire() -> None:
 
 
 def timed(s: Setting) -> dict[str, Any]:
-    """A setting's parts in seconds."""
+    """A setting, the seconds of its parts, and the requests that fit."""
     dispatch, combine = exchanges(s)
     times = (attention(s), dense(s), experts(s), dispatch, combine, step(s), overlapped(s))
     setting = {**asdict(s), "wire": s.wire.name, "gpu": s.gpu.name}

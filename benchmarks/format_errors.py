@@ -1,13 +1,13 @@
-"""What each weight format costs in accuracy: errors of matrices and hidden states, perplexity, accept length.
+"""Measures the errors of each weight format: in matrices and hidden states, in perplexity and accept length.
 
     python benchmarks/format_errors.py [--model-path DIR] [--output benchmarks/results]
 
-The decoder layers' matrices are rounded to a format and widened again; embedding, head, router, norms and
-eh_proj stay. So a figure is the format's alone, whatever kernels compute from it. Errors and perplexity are
-those of plain torch in f32, on held-out code. Accept lengths are of greedy chains on the default kernels. The
-NextN layer is in int8 with --quantization's formats, and in the format itself with those of files. A matrix
-whose inputs are no whole groups is in int8 (w4a16) or Q8_0 (GGUF), as it is when served; kv_b_proj is in bf16
-with w8a16 and in int8 with w4a16.
+The decoder layers' matrices are rounded to a format and widened again. Embedding, head, router, norms and
+eh_proj stay unchanged. So a result depends only on the format, not on kernels. Errors and perplexity are
+measured with plain torch in f32 on held-out code, accept lengths with greedy chains on the default kernels.
+The NextN layer is in int8 with --quantization's formats, and in the format itself with formats of files. As
+in a server, a matrix whose inputs are not whole groups is in int8 (w4a16) or Q8_0 (GGUF), and kv_b_proj is in
+bf16 with w8a16 and in int8 with w4a16.
 
 GGUF's types need `pip install gguf`. Without it, or without a quantizer for a type, they are left out. The
 last line is JSON.
@@ -78,7 +78,7 @@ def int4(group: int) -> Round:
 
 
 def fp8(weight: Tensor) -> Rounded:
-    """As DeepSeek publishes it: e4m3 with a scale for each block of 128 by 128."""
+    """DeepSeek's published format: e4m3 with a scale for each block of 128 by 128."""
     n, k = weight.shape
     down, across = -(-n // FP8_BLOCK), -(-k // FP8_BLOCK)
     padded = torch.zeros(down * FP8_BLOCK, across * FP8_BLOCK)
@@ -90,14 +90,14 @@ def fp8(weight: Tensor) -> Rounded:
 
 
 def gguf_type(name: str) -> Round | None:
-    """None where there is no quantizer for the type."""
+    """The rounding function of a GGUF type; None if there is no quantizer for it."""
     if importlib.util.find_spec("gguf") is None:
         return None
     import gguf
 
     kind = gguf.GGMLQuantizationType[name]
     quantize = gguf.quants.quantize
-    if importlib.util.find_spec("gguf_blocks") is not None:  # beside this file: the K types
+    if importlib.util.find_spec("gguf_blocks") is not None:  # gguf_blocks.py here has the K types
         from gguf_blocks import quantized as quantize
     block, size = gguf.GGML_QUANT_SIZES[kind]
 
@@ -116,7 +116,7 @@ def gguf_type(name: str) -> Round | None:
 
 
 def formats() -> Iterator[tuple[str, Round, Round]]:
-    """(name, of the target's layers, of the NextN layer)."""
+    """Yields (name, rounding of the target's layers, rounding of the NextN layer)."""
     yield "bf16", bf16, bf16
     yield "w8a16", int8, int8
     for group in (32, 64, 128):
@@ -172,7 +172,7 @@ def main() -> int:
 
 
 def read(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """All of the target and its NextN layers, in f32."""
+    """The config, and all tensors of the target and its NextN layers in f32."""
     cfg = ModelConfig.from_folder(folder)
     layers = stored_nextn_layers(folder, cfg)
     found: dict[str, Tensor] = {}
@@ -189,7 +189,7 @@ def read(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def copied(folder: Path, new: Path, tensors: dict[str, Tensor]) -> Path:
-    """A checkpoint with other weights."""
+    """Writes a copy of a checkpoint with other weights into `new`."""
     for file in folder.glob("*.json"):
         if not file.name.endswith(".index.json"):
             shutil.copy(file, new / file.name)
@@ -200,8 +200,8 @@ def copied(folder: Path, new: Path, tensors: dict[str, Tensor]) -> Path:
 def all_rounded(
     cfg: ModelConfig, tensors: dict[str, Tensor], own: Round, nextn: Round
 ) -> tuple[dict[str, Tensor], dict[str, float], float]:
-    """(all tensors; relative errors of the target's matrices by layer, by kind and of "all"; bits of a weight
-    of the target's layers)."""
+    """Rounds the matrices. Returns (all tensors; relative errors of the target's matrices by layer, by kind
+    and for "all"; mean bits per weight of the target's layers)."""
     modules, kv_up = nextn_prefixes(cfg), cfg.names.kv_up
     found, total, values = dict(tensors), 0.0, 0
     sums: dict[str, Tensor] = {}
@@ -210,7 +210,7 @@ def all_rounded(
         if tensor.dim() != 2 or "_proj" not in name or name.endswith(cfg.mtp.projection):
             continue
         way = nextn if module else own
-        if name.endswith(kv_up):  # read by head: --quantization's formats do not fit
+        if name.endswith(kv_up):  # its matrices are read head by head; --quantization's formats do not fit
             way = bf16 if way is int8 else int8 if way.__qualname__.startswith("int4") else way
         found[name], bits = way(tensor)
         if module:
@@ -225,7 +225,8 @@ def all_rounded(
 
 @torch.inference_mode()
 def target(folder: Path, prompts: list[list[int]]) -> tuple[list[Tensor], float]:
-    """(hidden states after each layer over the first prompts, perplexity of all)."""
+    """Runs the target. Returns (hidden states after each layer over the first prompts, perplexity over all
+    prompts)."""
     config = EngineConfig(model_path=str(folder), kernel_backend="reference", speculative_num_steps=0)
     model, _ = make_model(config, CPU, torch.get_num_threads())
     states: list[list[Tensor]] = [[] for _ in model.layers]
@@ -248,7 +249,7 @@ def target(folder: Path, prompts: list[list[int]]) -> tuple[list[Tensor], float]
 
 
 def watch(model: object, layer: object, kept: list[Tensor]) -> None:
-    """Keeps the residual stream behind a layer, with what the layer leaves to be added."""
+    """Makes a layer append the residual stream after it to `kept`, its own additions included."""
     forward = layer.forward
 
     def watched(*args: object) -> object:
@@ -260,7 +261,7 @@ def watch(model: object, layer: object, kept: list[Tensor]) -> None:
 
 
 def apart(a: Tensor, b: Tensor) -> float:
-    """Root mean square of the difference, relative to that of b."""
+    """Root mean square of the difference, relative to the root mean square of b."""
     return float((a - b).square().mean().sqrt() / b.square().mean().sqrt())
 
 

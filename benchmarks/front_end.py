@@ -1,15 +1,15 @@
-"""How many streamed tokens the server's process passes on: nextn's server, an engine that costs nothing, and
-a client that costs little. With --vllm, vLLM's server does the same in turns with it.
+"""Measures how many streamed tokens per second the server's process can pass on. The engine is scripted and
+the client takes little CPU time. With --vllm, vLLM's server is measured too, in turns.
 
 python benchmarks/front_end.py                                            # some 3 minutes
 python benchmarks/front_end.py --vllm .peers/vllm                         # peers/install.sh makes this
 python benchmarks/front_end.py --lead 8 --api chat --streams 256
 python benchmarks/front_end.py --tree before=../before after=. --rounds 5   # two source trees in turns
 
-For each number of streams: tokens per second, and tokens per second of CPU time of the server's process,
-which other work on the machine changes less; the event loop's share of that time; events and bytes per token.
-The engine runs ahead of the clients by at most `--lead` steps: with 1, a step is sent when the clients have
-all of the step before, so nothing is ever ready together.
+The results for each number of streams are tokens per second; tokens per second of CPU time of the server's
+process, which depends less on other work on the machine; the event loop's share of that time; events and
+bytes per token. The engine is ahead of the clients by at most `--lead` steps. With 1, a step is sent when the
+clients have received all of the step before, so that tokens of two steps are never sent together.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
 def cpu_seconds(pid: int) -> tuple[float, float]:
-    """Of the process so far: all threads, and the main one alone."""
+    """CPU seconds of a process so far: (all threads, only the main thread)."""
     each = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         each[int(task.name)] = int((task / "schedstat").read_text().split()[0]) / 1e9
@@ -50,13 +50,13 @@ def cpu_seconds(pid: int) -> tuple[float, float]:
 
 
 def named_tree(text: str) -> tuple[str, Path]:
-    """A source tree as NAME=PATH, or its path alone."""
+    """Parses a source tree: NAME=PATH, or only PATH."""
     name, _, path = text.rpartition("=")
     return name or Path(path).resolve().name, Path(path)
 
 
 def one_run(side: Path, args: argparse.Namespace, lead: int, count: int, text: str) -> dict[str, float]:
-    """side: a source tree of nextn, or vLLM's virtual environment."""
+    """Measures one server with one load. side: a source tree of nextn, or vLLM's virtual environment."""
     with tempfile.TemporaryDirectory() as folder:
         brake = Path(folder) / "brake"
         brake.write_bytes(struct.pack("q", 0))

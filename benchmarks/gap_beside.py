@@ -1,13 +1,15 @@
-"""The gaps between the chunks of a running stream, alone and beside requests that are much work: a prompt as
-long as the context, log-probabilities of all of it, many choices, and many of these at once.
+"""Measures the gaps between a stream's chunks, when it runs alone and when there are expensive requests too.
+
+An expensive request has a prompt as long as the context, log-probabilities of the whole prompt or many
+choices. Some cases send many of them at once.
 
 python benchmarks/gap_beside.py                                        # some 5 minutes on the embedded model
 python benchmarks/gap_beside.py --case plain scored --rounds 1
 python benchmarks/gap_beside.py --server-options "--chunked-prefill-size 64" --output-dir benchmarks/results
 
-Each round starts a stream, times its usual gaps, sends the work, and times the gaps until it is done. A
-health check every 20 ms says how long the HTTP process was busy with other things. Prompts are drawn anew
-each time, so nothing comes from the prefix cache but what a request's own choices share.
+Each round starts a stream, times its usual gaps, sends the expensive requests, and times the gaps until these
+have ended. A health check every 20 ms shows how long the HTTP process was busy with other work. Prompts are
+random and new each time, so that only the choices of one request share pages through the prefix cache.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ from nextn.config import EMBEDDED
 SCORED = {"max_tokens": 0, "echo": True, "logprobs": 5}
 PLAIN = {"max_tokens": 1}
 CHOICES = {**SCORED, "n": 32}
-WRITTEN = {**SCORED, "n": 32, "max_tokens": 8, "ignore_eos": True}  # prompts are shorter by as much
-# Case -> (body besides the prompt, requests at once)
+WRITTEN = {**SCORED, "n": 32, "max_tokens": 8, "ignore_eos": True}  # prompts are 8 tokens shorter
+# Case -> (body without the prompt, requests at once)
 CASES: dict[str, tuple[dict[str, Any], int]] = {
     "plain": (PLAIN, 1),
     "scored": (SCORED, 1),
@@ -52,13 +54,13 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "many plain": (PLAIN, 32),
     "many scored": (SCORED, 32),
 }
-USUAL_SECONDS = 1.5  # of a stream alone, in each round
-IDS = range(100, 250)  # tokens that prompts are made of
+USUAL_SECONDS = 1.5  # time of the stream alone, in each round
+IDS = range(100, 250)  # the tokens of prompts
 PING_SECONDS = 0.02
 
 
 class Watcher:
-    """A stream, and another when it ends, for as long as it runs. `streams`: when their chunks arrived."""
+    """Runs a stream, and a new one whenever it ends. `streams`: for each stream, the times of its chunks."""
 
     def __init__(self, client: httpx.AsyncClient, model: str, context: int) -> None:
         self.client, self.streams = client, [[time.perf_counter()]]
@@ -75,7 +77,7 @@ class Watcher:
                     arrivals.append(time.perf_counter())
 
     def gaps(self, begin: float, end: float) -> list[float]:
-        """That had begun by `end` and had not ended by `begin`."""
+        """Gaps that overlap with the time from `begin` to `end`, in seconds."""
         return [b - a for arrivals in self.streams for a, b in pairwise(arrivals) if a < end and b > begin]
 
 
@@ -118,7 +120,7 @@ async def one_round(
             begin = time.perf_counter()
             sizes = await asyncio.wrap_future(sender.submit(send, url, bodies))
             end = time.perf_counter()
-            await asyncio.sleep(0.3)  # the gap under way
+            await asyncio.sleep(0.3)  # lets the last gap end
             gaps = watcher.gaps(begin, end)
         after = computed(await client.get("/metrics"))
     return {
@@ -133,8 +135,9 @@ async def one_round(
 
 
 def send(url: str, bodies: Sequence[dict[str, Any]]) -> list[int]:
-    """Sizes of the answers to requests that are sent at once. In a process of its own, as what this one times
-    would wait for it; it only counts the bytes, as all of them share the machine's cores with the server."""
+    """Sends requests at once and returns the sizes of the answers, in bytes. It runs in a separate process,
+    so that the timed stream does not wait for it. It only counts bytes, because client and server share the
+    machine's cores."""
 
     def one(body: dict[str, Any]) -> int:
         host = url.removeprefix("http://")
@@ -154,7 +157,7 @@ def send(url: str, bodies: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def computed(answer: httpx.Response) -> int:
-    """Prompt tokens that were not found in the prefix cache, of all requests so far."""
+    """Prompt tokens of all requests so far that were not in the prefix cache."""
     metrics = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if line[:1] != "#")
     return int(float(metrics["nextn:prompt_tokens_total"]) - float(metrics["nextn:cached_tokens_total"]))
 
@@ -167,7 +170,7 @@ def milliseconds(gaps: Sequence[float]) -> dict[str, float]:
 
 
 def summed(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of all rounds of one case together."""
+    """The results of one case, over all its rounds."""
     usual, gaps = ([g for r in rounds for g in r[name]] for name in ("usual", "gaps"))
     found: dict[str, Any] = {"usual_ms": milliseconds(usual), "beside_ms": milliseconds(gaps)}
     found["ratio_of_p99"] = round(found["beside_ms"]["p99"] / found["usual_ms"]["p99"], 2)

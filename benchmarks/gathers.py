@@ -1,10 +1,9 @@
-"""How long two ranks take to pass their parts of a product to each other: in shared memory, over sockets, and
-over sockets by torch.distributed's Gloo.
+"""Measures a gather between two ranks: in shared memory, over sockets, and with torch.distributed's Gloo.
 
     python benchmarks/gathers.py [--width 2048] [--rounds 2000] [--output FOLDER]
 
-Two processes on this machine, by turns: so many gathers one way, then so many another way. A row has --width
-values of four bytes, of which each rank has a half. The last line is JSON.
+The ranks are two processes on this machine. The three ways take turns of many gathers each. A row has --width
+values of four bytes, and each rank has one half of it. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ def groups(rank: int, memory: Memory, ends: list[socket.socket], address: str) -
 
 
 def measure(ways: dict[str, Any], width: int, rounds: int) -> dict[str, dict[int, float]]:
-    """Microseconds of a gather, by way and rows: of the turns, the middle one."""
+    """Microseconds of a gather by way and rows; the median over the turns."""
     found: dict[str, dict[int, float]] = {way: {} for way in ways}
     for rows in ROWS:
         whole, took = torch.zeros(rows, width), {way: list[float]() for way in ways}
         count = max(20, rounds // rows)
         for _ in range(TURNS):
             for way, group in ways.items():
-                group.gather(whole, (0, width // 2, width))  # and nobody is late
+                group.gather(whole, (0, width // 2, width))  # synchronizes the ranks
                 begin = time.perf_counter()
                 for _ in range(count):
                     group.gather(whole, (0, width // 2, width))
@@ -94,7 +93,7 @@ def main() -> int:
 
 
 def _connected() -> tuple[socket.socket, socket.socket]:
-    """By TCP over the loopback."""
+    """A pair of sockets connected by TCP over loopback."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname())
         two, _ = server.accept()

@@ -1,7 +1,7 @@
-"""Weights to blocks of GGUF's types, in numpy: those of the gguf package, and Q4_K and Q6_K, which it lacks.
+"""Quantizes weights into blocks of GGUF's types, in numpy: the gguf package's types, and also Q4_K and Q6_K.
 
-llama.cpp searches for scales that keep the error small; here they are taken from the extremes. Files are a
-little worse, and as fast.
+llama.cpp searches for scales that make the error small. Here scales are computed from the extremes. Files
+then have slightly larger errors and the same speed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ OWN = (Type.Q4_K, Type.Q6_K)
 
 
 def quantized(weight: Floats, kind: Type) -> NDArray[np.generic]:
-    """weight [..., k] f32, k whole blocks: of F32 and F16 values, else bytes [..., bytes of a row]."""
+    """Quantizes weight [..., k] f32; k must be whole blocks. Returns values for F32 and F16, otherwise bytes
+    [..., bytes of a row]."""
     if kind not in OWN:
         return gguf.quants.quantize(weight, kind)
     blocks = np.ascontiguousarray(weight, np.float32).reshape(-1, 256)
@@ -26,7 +27,8 @@ def quantized(weight: Floats, kind: Type) -> NDArray[np.generic]:
 
 
 def q4_k(blocks: Floats) -> Bytes:
-    """8 groups of 32 with a scale and a minimum of 6 bits each, which have an f16 scale each."""
+    """Q4_K: 8 groups of 32 codes. Each group has a scale and a minimum of 6 bits. The scales have a common
+    f16 scale, and so have the minimums."""
     groups = blocks.reshape(-1, 8, 32)
     least = np.maximum(-groups.min(2), 0)
     scale = (np.maximum(groups.max(2), 0) + least) / 15
@@ -45,7 +47,8 @@ def q4_k(blocks: Floats) -> Bytes:
 
 
 def q6_k(blocks: Floats) -> Bytes:
-    """16 groups of 16 with a signed scale of 8 bits, which have one f16 scale."""
+    """Q6_K: 16 groups of 16 codes. Each group has a signed scale of 8 bits. The scales have a common f16
+    scale."""
     groups = blocks.reshape(-1, 16, 16)
     at = np.abs(groups).argmax(2)[..., None]
     scale = np.take_along_axis(groups, at, 2)[..., 0] / -32
@@ -63,7 +66,7 @@ def q6_k(blocks: Floats) -> Bytes:
 
 
 def _steps(values: Floats, most: int) -> tuple[Floats, Floats]:
-    """(an f16 step for each row, the values in such steps)."""
+    """Returns (an f16 step for each row, the values as whole numbers of steps)."""
     d = (values.max(1, keepdims=True) / most).astype(np.float16).astype(np.float32)
     steps = np.divide(values, d, out=np.zeros_like(values), where=d != 0)
     return d, np.rint(steps).clip(0, most)

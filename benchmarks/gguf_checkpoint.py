@@ -4,8 +4,8 @@
     python benchmarks/gguf_checkpoint.py nextn-tiny tiny.gguf --type q4_k
 
 Keys and names are those of llama.cpp's converter, which leaves out the NextN layers of DeepSeek's models.
-Norms and routers stay f32. A matrix whose rows are no whole blocks of the type is stored in q8_0, or in
-bf16. It needs `pip install gguf`, and memory for all weights. The last line is JSON.
+Norms and routers are in f32. A matrix whose rows are not whole blocks of the type is stored in q8_0 or bf16.
+The script needs `pip install gguf`, and memory for all weights. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ LAYER = {
     **{f"mlp.shared_experts.{side}_proj": f"ffn_{side}_shexp" for side in ("gate", "up", "down")},
 }
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-# Spaces, digits, letters of several scripts, signs: what pre-tokenizers treat differently.
+# Spaces, digits, letters of several scripts and signs, which pre-tokenizers treat differently.
 SAMPLE = "I've 3 33 333 3333 3.14 'RE'll we'D\n\n \n  if x[0]!= \"a_b\":\r\n\treturn  {1:2}; ...!!! "
 SAMPLE += "我想在apple工作1314 hétérogène É́T ĲΣ нещо на Български かな カナ 🚀 \u200d   trailing  "
 
 
 def write_gguf(source: Path, out: Path, kind: Type, split: int = 0, nextn: bool = True) -> dict[str, Any]:
-    """split: the most tensors of a part, NAME-00001-of-0000N.gguf and so on; 0: one file. nextn: with NextN
-    layers, if there are any. Returns what was written. Raises ValueError for a folder that GGUF has no keys
-    for."""
+    """Writes the file. split: maximum number of tensors in a part (NAME-00001-of-0000N.gguf, ...); 0: one
+    file. nextn: include NextN layers, if there are any. Returns the files, their bytes, and bits per weight.
+    Raises ValueError if GGUF has no key for a setting of the checkpoint."""
     cfg = ModelConfig.from_folder(source)
     layers = stored_nextn_layers(source, cfg) if nextn else 0
     writer = gguf.GGUFWriter(str(out), "deepseek2", use_temp_file=not split, split_max_tensors=split)
@@ -92,7 +92,7 @@ def write_gguf(source: Path, out: Path, kind: Type, split: int = 0, nextn: bool 
 
 
 def type_of(name: str, weight: Tensor, kind: Type) -> Type:
-    """Vectors and routers are f32, as llama.cpp wants them."""
+    """The type of a tensor in the file. Vectors and routers are f32, as llama.cpp requires."""
     if weight.dim() == 1 or name.endswith("ffn_gate_inp.weight"):
         return Type.F32
     for choice in (kind, Type.Q8_0, Type.BF16):
@@ -184,7 +184,8 @@ def _add_tokenizer(writer: gguf.GGUFWriter, source: Path, cfg: ModelConfig) -> N
 
 
 def pre_tokenizer(whole: dict[str, Any]) -> str:
-    """The name of one that cuts texts as this tokenizer.json does. Raises ValueError if there is none."""
+    """The name of a pre-tokenizer that cuts texts like this tokenizer.json. Raises ValueError if there is
+    none."""
     want = _ids(whole)
     for name in sorted(PRE_TOKENIZERS, key=lambda name: name != "deepseek-v3"):
         pre = PRE_TOKENIZERS[name]
@@ -200,7 +201,7 @@ def _ids(whole: dict[str, Any]) -> list[int]:
 
 
 def _tensors(source: Path, cfg: ModelConfig, layers: int) -> Iterator[tuple[str, Tensor]]:
-    """Names and weights as the file has them."""
+    """Yields (name, weight) in the file's names and shapes."""
     loaded: dict[str, Tensor] = {}
     load_checkpoint(
         source, expected_tensors(cfg, layers), loaded.__setitem__, quantization=cfg.quantization,

@@ -1,10 +1,10 @@
-"""Token ids of GGUF vocabularies against llama.cpp's own test texts.
+"""Compares the token ids of GGUF vocabularies with those of llama.cpp's test texts.
 
     python benchmarks/gguf_vocabularies.py --llama-cpp .peers/llamacpp/llama.cpp
 
 A checkout of llama.cpp has small GGUF files without weights in models/: ggml-vocab-NAME.gguf, with texts in
-NAME.gguf.inp and their token ids in NAME.gguf.out. The last line is JSON: vocabularies, texts, and those that
-differ. Exit code 1 if any does.
+NAME.gguf.inp and their token ids in NAME.gguf.out. The last line is JSON: for each vocabulary, the number of
+texts and the texts whose ids differ. The exit code is 1 if a text differs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from nextn.gguf.metadata import Metadata
 from nextn.gguf.tokenizer import tokenizer_files
 from nextn.tokenizer.tokenizer import Tokenizer
 
-BETWEEN = "\n__ggml_vocab_test__\n"  # texts
+BETWEEN = "\n__ggml_vocab_test__\n"  # separates texts
 
 
 def differing(file: Path) -> tuple[int, list[str]]:
-    """(texts, those whose ids differ). Raises CheckpointError for a tokenizer that nextn refuses."""
+    """Returns (number of texts, the texts whose ids differ). Raises CheckpointError if nextn refuses the
+    tokenizer."""
     with tempfile.TemporaryDirectory() as folder:
         for name, content in tokenizer_files(Metadata(file, read_header(file).values)).items():
             (Path(folder) / name).write_text(json.dumps(content), encoding="utf-8")

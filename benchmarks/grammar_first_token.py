@@ -1,12 +1,15 @@
-"""What it costs the first token that a constraint is tried in another process before it is compiled.
+"""Measures the delay of the first token from trying a constraint in another process before compiling it.
 
     python benchmarks/grammar_first_token.py [--rounds 40] [--output benchmarks/results]
 
-Ordinary schemas and expressions, each different from all others so that none is known, on the embedded model,
-one request of one token at a time: compiled at once in this process ("direct"), tried first ("tried"), and
-known already ("kept"), in turn. Milliseconds, the median and the best, as other work on the machine only ever
-slows one down. Then the memory of the processes, and what asking another process for every mask would cost: a
-round trip to it; a mask; a mask with its memory and time watched, as they are. The last line is JSON.
+The constraints are ordinary schemas and expressions, all different, so that none is cached. The embedded
+model serves one request of one token at a time. In turns, a constraint is compiled directly in this process
+("direct"), tried first ("tried"), or already compiled ("kept"). Results are milliseconds, the median and the
+minimum: other work on the machine can only make a run slower.
+
+Then the memory of the processes is measured, and the cost of asking another process for every mask: the times
+of a round trip to it, of a mask, and of a mask whose memory and time are watched, as in a server. The last
+line is JSON.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ CASES: dict[str, Callable[[int], Constraint]] = {
 
 
 class Direct:
-    """As it would be without trials."""
+    """A compiler without trials."""
 
     def __init__(self, grammars: GrammarCompiler) -> None:
         self.backend = make_backend(grammars.name, grammars.vocabulary)
@@ -79,7 +82,7 @@ def main() -> int:
     llm = LLM(args.model_path)
     tried, direct = llm.grammars, Direct(llm.grammars)
     seconds: dict[tuple[str, str], list[float]] = {}
-    for turn in range(args.rounds + 5):  # the first ones warm up
+    for turn in range(args.rounds + 5):  # the first five are warm-up
         for name, make in CASES.items():
             for how in ("direct", "tried", "kept"):
                 llm.grammars = direct if how == "direct" else tried  # type: ignore[assignment]
@@ -130,7 +133,7 @@ def family(grammars: GrammarCompiler) -> list[int]:
 
 
 def mib(pid: int) -> tuple[float, float]:
-    """Resident, and of that in no other process."""
+    """Memory of a process in MiB: (resident, the part that is not shared with other processes)."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines[1:])}
     return round(kib["Rss"] / 1024, 1), round((kib["Private_Clean"] + kib["Private_Dirty"]) / 1024, 1)
@@ -145,7 +148,8 @@ def answer(link: Connection) -> None:
 
 
 def round_trip() -> float:
-    """Seconds, with a step's time between two: the other process sleeps meanwhile, as it would."""
+    """Seconds of a round trip to another process. Round trips are a step's time apart, so that the other
+    process sleeps in between, as it would in a server."""
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     other = multiprocessing.get_context("spawn").Process(target=answer, args=(theirs,), daemon=True)
     other.start()

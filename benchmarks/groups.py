@@ -1,15 +1,14 @@
-"""Two groups of one rank each, with requests of their own and shared experts (--tp-size 2 --dp-size 2
---enable-dp-attention --ep-size 2), against one process with two threads, in turns.
+"""Compares attention groups of one rank each, which share experts, with one process with as many threads.
 
     python benchmarks/synthetic_checkpoint.py --output 1b
     python benchmarks/groups.py --model-path 1b [--concurrency 8,32] [--rounds 16] [--groups 2] [--ep-size 2]
                                 [--cpu-isa avx2] [--output FOLDER]
 
-Both sides have as many requests as the load has, without drafts and with two; where one ends, the next
-begins. A turn is some steps, and a round gives every side its turn, in an order drawn anew. Speed is tokens a
-step, over
-all rounds, by the middle of what a step takes relative to its round. Besides: the share of their time that
-ranks wait for each other. The last line is JSON.
+By default there are two groups: --tp-size 2 --dp-size 2 --enable-dp-attention --ep-size 2. Each group has its
+own requests. Both sides always run as many requests as the load has, without drafts and with two; when one
+ends, the next begins. A turn is some steps. In a round every side has one turn, in a new random order. Speed
+is tokens per step over all rounds, divided by the median of a turn's time relative to its round. The share of
+time that ranks wait for each other is measured too. The last line is JSON.
 
 Claim: 0.9 times the speed of one process at 32 requests.
 """
@@ -39,21 +38,22 @@ from nextn.engine.build import make_executor
 from nextn.server_config import ServerConfig
 
 DRAFTS = (0, 2)
-STEPS = 12  # of a turn
+STEPS = 12  # steps of a turn
 
 
 class Found(NamedTuple):
-    """Of one engine in one turn. waited: seconds that its rank waited for others."""
+    """The results of one engine in one turn. waited: seconds that its rank waited for others."""
 
     turn: Turn
     waited: float
 
 
 def serve(config: ServerConfig, place: Place | None, drafts: int, link: Connection) -> None:
-    """The main function of an engine's process: (load, seed) and numbers of steps come, `Found` goes."""
+    """The main function of an engine's process. It receives loads (requests, seed), numbers of steps, or None
+    to end. For each number of steps it sends a `Found`."""
     prompts = load_prompts(config.model_path)
     side = Side(config, drafts, prompts, make_executor=partial(make_executor, place=place))
-    while side.engine.must_step():  # others still time their steps
+    while side.engine.must_step():  # other groups still measure their step costs
         side.engine.step()
     link.send("ready")
     while (asked := link.recv()) is not None:
@@ -66,7 +66,7 @@ def serve(config: ServerConfig, place: Place | None, drafts: int, link: Connecti
 
 
 class Engines:
-    """One engine, or the groups that are one side."""
+    """One side: one engine, or several groups. Each engine is a process."""
 
     def __init__(self, name: str, config: ServerConfig, drafts: int) -> None:
         self.name, self.links = name, []
@@ -92,8 +92,8 @@ class Engines:
 
 
 def measure(sides: Sequence[Engines], requests: int, rounds: int) -> dict[str, tuple[float, float]]:
-    """Of each side: its speed, in units that all share, and its share of waiting. The first quarter of the
-    rounds is warm-up."""
+    """For each side: (speed in a unit common to all sides, share of time that ranks wait). The first quarter
+    of the rounds is warm-up."""
     for side in sides:
         side.load(requests)
     took: dict[str, list[float]] = {side.name: [] for side in sides}

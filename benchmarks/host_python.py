@@ -1,14 +1,14 @@
-"""The host's own time of decode steps on a GPU, measured without one.
+"""Measures the host's Python time of decode steps on a GPU, without a GPU.
 
 python benchmarks/host_python.py                        # two minutes
-python benchmarks/host_python.py --before ../before     # beside another source tree
+python benchmarks/host_python.py --before ../before     # compare with another source tree
 
-Requests of a fake model decode together, one step ahead of the results, as on a GPU: the same engine,
-executor and thread. But their steps compute nothing. What stands in for the graphs writes made-up results,
-and its time does not count, so what is left is Python. What a CUDA driver takes for copies, launches and
-events is missing; copies on the CPU stand in for them. Each setting is measured several times, by turns,
-with a new engine in a new process: medians of the engines' medians, in microseconds a step. The last line is
-JSON.
+Requests of a fake model decode together, one step ahead of the results, as on a GPU, with the same engine,
+executor and thread. But the steps compute nothing: a replacement of the graphs writes made-up results, and
+its time is subtracted. So the result is Python's time. It does not include a CUDA driver's time for copies,
+launches and events; copies on the CPU replace them. Each setting is measured several times, in turns, with a
+new engine in a new process. Results are medians of the engines' medians, in microseconds per step. The last
+line is JSON.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from nextn.speculative.device.shape import StepShape
 from nextn.speculative.device.step import DeviceStep
 from nextn.trace import TRACE
 
-PROMPT = 16  # tokens, and up to as many more: new pages do not come all at once
-UNTIMED = 8  # steps that come first
-TOKEN = 100  # that every request gets, over and over
+PROMPT = 16  # minimum tokens of a prompt. Lengths differ, so that new pages are needed at different steps
+UNTIMED = 8  # first steps, which do not count
+TOKEN = 100  # the only token that requests get
 PARTS = ("plan", "launch", "read", "commit")
 
 
 class MadeUp:
-    """In place of graphs (`nextn.speculative.device.graphs.StepPasses`): of three drafts two hold."""
+    """Replaces the graphs (`nextn.speculative.device.graphs.StepPasses`): it accepts two of three drafts."""
 
     def __init__(self, step: DeviceStep) -> None:
         self.inputs, self.results = step.inputs.numpy(), step.results.numpy()
@@ -88,7 +88,7 @@ def engine_of(requests: int, num_steps: int, model: str) -> tuple[Engine, MadeUp
         runner = DeviceRunner(plain.info, plain.model, plain.pool, plain.drafter)
         pages = 1 + 1024 // plain.pool.page_size
         ops = SimpleNamespace(name="reference")
-        model: Any = SimpleNamespace(device=torch.device("cpu"), ops=ops, row_align=1)  # it never runs
+        model: Any = SimpleNamespace(device=torch.device("cpu"), ops=ops, row_align=1)  # is never called
         step = DeviceStep(model, plain.pool, Relay(requests, pages, model.device), requests)
         made.append(MadeUp(step))
         runner.begin_on_device(step, made[0])
@@ -103,7 +103,7 @@ def engine_of(requests: int, num_steps: int, model: str) -> tuple[Engine, MadeUp
 
 
 def measured(model: str, requests: int, num_steps: int, steps: int) -> dict[str, float]:
-    """Microseconds a step, whole and of each part: medians."""
+    """Median microseconds of a whole step, and of each of its parts."""
     engine, passes = engine_of(requests, num_steps, model)
     prompts = [[(7 * i + 11 * j) % 2000 + 10 for j in range(PROMPT + i % PROMPT)] for i in range(requests)]
     decode_together(engine, prompts)
@@ -131,7 +131,8 @@ def measured(model: str, requests: int, num_steps: int, steps: int) -> dict[str,
 
 
 def part_seconds() -> dict[str, float]:
-    """Of the step that was traced. The thread of steps may launch one while the engine reads another."""
+    """Seconds of each part of the traced step. The thread of steps can launch a step while the engine reads
+    another."""
     names = {
         ("engine", "plan"): "plan", ("runner", "prepare"): "launch", ("runner", "launch"): "launch",
         ("engine", "result"): "read", ("engine", "commit"): "commit",

@@ -1,11 +1,11 @@
-"""Kills prefill servers every few seconds while many clients ask, and looks whether anybody notices.
+"""Kills prefill servers every few seconds while many clients send requests, and checks all answers.
 
     python benchmarks/kill_prefill.py [--clients 256] [--seconds 60] [--prefill 2] [--output FOLDER]
 
-Each client asks one question after another, at a prefill server chosen by lot and at the decode server, as a
-gateway does. Every few seconds a prefill server gets SIGKILL, or SIGSTOP and later SIGKILL, its engine or all
-of it, and is started again. No answer may be an error, and every text must be that of one server left alone.
-Afterwards no KV pages may be in use. The exit code is 1 where that fails. The last line is JSON.
+Each client sends one request after another, to a random prefill server and to the decode server, as a gateway
+does. Every few seconds a prefill server, or only its engine, gets SIGKILL, or SIGSTOP and later SIGKILL, and
+is started again. No answer may be an error, and every text must equal that of one undisturbed server.
+Afterwards no KV pages may be in use. The exit code is 1 if that fails. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from nextn.bench.totals import totals
 from nextn.config import EMBEDDED
 
 PROMPTS = 48
-TIMEOUT = 120.0  # of a request
+TIMEOUT = 120.0  # seconds for a request
 
 
 class Prefill:
-    """A prefill server that is started again after it was killed, on the same bootstrap port."""
+    """A prefill server that restarts after it was killed, on the same bootstrap port."""
 
     def __init__(self, options: list[str], folder: Path, number: int) -> None:
         self.port = free_port()
@@ -61,7 +61,7 @@ class Prefill:
         return LocalServer("prefill", self.options, log)
 
     async def kill(self, rng: random.Random) -> str:
-        """Returns how."""
+        """Kills the server, or its engine; returns a description."""
         engine = rng.random() < 0.3
         pid = server = self.server.pid
         if engine and (engines := children(server, b"spawn_main")):
@@ -134,7 +134,7 @@ def body_of(prompt: str, tokens: int) -> dict[str, Any]:
 async def run(decode: LocalServer, prefills: list[Prefill], args: Any) -> dict[str, Any]:
     rng, client = random.Random(args.seed), httpx.AsyncClient(timeout=TIMEOUT)
     texts = {}
-    for prompt in all_heldout_prompts()[:PROMPTS]:  # computed by the decode server alone
+    for prompt in all_heldout_prompts()[:PROMPTS]:  # the decode server computes these without prefill servers
         answer = await client.post(decode.url + "/v1/completions", json=body_of(prompt, args.max_tokens))
         texts[prompt] = answer.json()["choices"][0]["text"]
     (await client.post(decode.url + "/flush_cache")).raise_for_status()
@@ -152,7 +152,7 @@ async def run(decode: LocalServer, prefills: list[Prefill], args: Any) -> dict[s
         await prefill.until_ready()
     load.ending = True
     await asyncio.gather(*clients)
-    await asyncio.sleep(2 * args.timeout)  # nobody asks for the pages of requests that are gone
+    await asyncio.sleep(2 * args.timeout)  # pages that no decode server will fetch are released after that
     used = {}
     for name, server in (("decode", decode), *((f"prefill {p.number}", p.server) for p in prefills)):
         found = totals((await client.get(server.url + "/metrics")).text)

@@ -1,14 +1,15 @@
-"""Kills and stops ranks of a server at random moments, and looks whether it always serves again.
+"""Kills and stops ranks of a server at random moments, and checks that it always serves again.
 
     python benchmarks/kill_ranks.py [--kills 100] [--tp-size 2] [--groups 1] [--seed 0] [--output FOLDER]
 
-Clients ask without pause, streams among them. Now and then one process of the engine, rank 0 included, gets
-SIGKILL or SIGSTOP, while it works or while it is idle. Then: every request ends, in the text that a server
-left alone gives or in an error; the server is ready again within 10 seconds, and answers before the next one;
-no process of the engine before is left. At the end nothing is left in /dev/shm. The exit code is 1 where that
-fails. The last line is JSON.
+Clients send requests without pause; some of them stream. At random times one process of the engine, rank 0
+included, gets SIGKILL or SIGSTOP, while it works or while it is idle. Requirements: every request ends, with
+the text of an undisturbed server or with an error; the server is ready again within 10 seconds, and answers
+before the next kill; no process of the previous engine is left. At the end nothing new is left in /dev/shm.
+The exit code is 1 if a text differs, a request has no answer, or something is left. The last line is JSON.
 
---groups: the ranks are in so many groups that share the experts (--enable-dp-attention); all of them end.
+--groups: the number of attention groups that the ranks form, which share the experts (--enable-dp-attention).
+If one rank dies, all groups end.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ CLIENTS = 4
 READY_SECONDS = 10.0
 BODY = {"prompt": "def read(path):\n", "max_tokens": 96, "temperature": 0, "ignore_eos": True}
 SHM = Path("/dev/shm")
-RANK = b"nextn.engine.tensor_rank"  # on the command line of a rank but 0
+RANK = b"nextn.engine.tensor_rank"  # in the command line of every rank except rank 0
 
 
 class Clients:
-    """Threads that ask without pause while `pause` is not set."""
+    """Threads that send requests without pause, unless `pause` is set."""
 
     def __init__(self, url: str, text: str) -> None:
         self.url, self.text = url, text
@@ -56,7 +57,8 @@ class Clients:
             thread.start()
 
     def until_answered(self) -> None:
-        """Waits for one more text: kills that come before any would show little. AssertionError."""
+        """Waits for one more text, because a kill before the next answer would test little. Raises
+        AssertionError after a minute."""
         begin, before = time.monotonic(), self.answers
         while self.answers == before:
             assert time.monotonic() - begin < 60, f"no answer within a minute; {self.wrong[:5]}"
@@ -70,7 +72,7 @@ class Clients:
                 self.wrong.append("a request did not end within a minute")
 
     def _run(self, number: int) -> None:
-        client = httpx.Client(base_url=self.url, timeout=60)  # to make one takes as long as many requests
+        client = httpx.Client(base_url=self.url, timeout=60)  # one client: making it takes long
         while not self.stop.is_set():
             if self.pause.is_set():
                 time.sleep(0.05)
@@ -90,7 +92,7 @@ class Clients:
 
 
 def ask(client: httpx.Client) -> str | None:
-    """The text, or None for an error."""
+    """Sends a request and returns the text, or None for an error."""
     answer = client.post("/v1/completions", json=BODY)
     return answer.json()["choices"][0]["text"] if answer.status_code == 200 else None
 
@@ -116,7 +118,8 @@ def ranks(server: Server) -> list[int]:
 
 
 def until_ready(server: Server, before: list[int]) -> float:
-    """Seconds until it serves with other processes than before. AssertionError."""
+    """Waits until the server serves with new processes, and returns the seconds. Raises AssertionError after
+    two minutes."""
     begin, client = time.monotonic(), httpx.Client(base_url=server.url)
     while not (
         not any(map(runs, before))

@@ -1,4 +1,4 @@
-"""How a benchmark script ends: its result as one line of JSON, printed and, if asked for, kept."""
+"""Prints the result of a benchmark script as one line of JSON and, if wanted, writes it to a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nextn.bench.machine import this_machine
 
 
 def result_name(theme: str) -> str:
-    """Of a result file, without its ending: by theme, hardware and date."""
+    """The name of a result file without its ending: theme, hardware and date."""
     return f"{theme}_{this_machine().slug}_{datetime.date.today()}"
 
 

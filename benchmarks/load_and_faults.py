@@ -1,13 +1,15 @@
-"""Loads and faults that a server has to live through, with figures: many streams at once, clients that
-vanish or read slowly, a bad network, malformed bodies, an engine that is killed, a pool that runs out, all of
-it for long.
+"""Puts a server under loads and faults that it must survive, and measures it.
+
+There are scenarios with many streams at once, with clients that disconnect or read slowly, with a bad
+network, with malformed bodies, with a killed engine, and with a pool that is too small. A last one runs
+nearly all of these together for a long time.
 
 python benchmarks/load_and_faults.py                                    # 17 minutes on the embedded model
 python benchmarks/load_and_faults.py --seconds 2 --soak 2 --clients 16  # the short form, as in the tests
 python benchmarks/load_and_faults.py --scenario streams --output-dir benchmarks/results
 
-The server checks its bookkeeping after every step (--check-integrity): a slip would kill its engine, and the
-log is looked at. The exit code is 1 when something happened that must not, and says what.
+The server checks its bookkeeping after every step (--check-integrity). An error in it would end the engine,
+and the log is checked. The exit code is 1 if a requirement fails; the script then prints which.
 """
 
 from __future__ import annotations

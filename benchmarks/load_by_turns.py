@@ -1,17 +1,17 @@
-"""Automatic depth under a load that changes: many requests for some seconds, one for as long, and again.
+"""Measures automatic depth under a changing load: many requests for some seconds, then one, and again.
 
     python benchmarks/load_by_turns.py [--many 64] [--seconds 3] [--times 10] [--output FOLDER]
                                        [--cpu-isa avx2] [--threads 2]
 
-Three engines in one process: automatic depth, no drafts, two drafts. Each goes through all of it, in turns of
-some 60 ms with the others, so that a busy neighbour slows all alike. The order of a round is drawn anew: an
-engine whose turn follows its own last one finds its caches warm, and all must have that equally often.
-Seconds are an engine's own. A load's first requests are those that go on from the load before; the others are
-aborted. Texts end and others begin.
+Three engines are in one process: automatic depth, no drafts, two drafts. All get the same loads, in turns of
+about 60 ms, so that other work on the machine slows all of them equally. The order of each round is random:
+an engine with two turns in a row finds its caches warm, and this must happen equally often to all. Times are
+an engine's own. When the load changes, the oldest requests continue if they still fit, and the others are
+aborted. When a text ends, a new request begins.
 
-Claim: at both loads, tokens/s with automatic depth are at least 0.97 of the better of no and two drafts: the
-median over the times that the load came. It also shows how long after a change automatic depth went on
-changing between drafts and none, to the end of a turn. The last line is JSON.
+Claim: at both loads, tokens/s with automatic depth are at least 0.97 of the better of no and two drafts, by
+the median over the repetitions of the load. The script also reports how long after a change of the load
+automatic depth switched between drafts and none, to the end of a turn. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ NONE, FIXED = 0, 2  # drafts
 
 
 class Phase(NamedTuple):
-    """One load, as long as it lasted, for one side."""
+    """The results of one side during one load."""
 
     tokens: int
     seconds: float
-    drafting: list[tuple[float, bool]]  # at the end of each turn: own seconds since the load began; drafts?
+    drafting: list[tuple[float, bool]]  # after each turn: (own seconds of this load, whether it drafts)
 
     @property
     def speed(self) -> float:
@@ -63,7 +63,7 @@ def run_phase(sides: Sequence[Side], concurrency: int, seed: int, seconds: float
 
 
 def settled_after(drafting: Sequence[tuple[float, bool]]) -> float:
-    """Seconds after which it stayed as it was in the end.
+    """Seconds of the last entry that differs from the final state; 0 if there is none.
 
     >>> settled_after([(0.1, True), (0.2, False), (0.3, True), (0.4, True)])
     0.2
@@ -73,7 +73,7 @@ def settled_after(drafting: Sequence[tuple[float, bool]]) -> float:
 
 
 class Row(NamedTuple):
-    """Of all phases with one load. Ratios are medians over these, `each_time` has them all."""
+    """The results of all phases with one load. Ratios are medians over the phases; `each_time` has all."""
 
     requests: int
     tokens_per_s: dict[str, float]

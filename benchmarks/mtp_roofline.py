@@ -1,10 +1,11 @@
-"""What MTP gains at one request, and what the bytes allow: reading a model's weights is what a step costs.
+"""Compares the speed-up by MTP at one request with its limit, which follows from the bytes of a step.
 
     python benchmarks/synthetic_checkpoint.py --output DIR --size 1b --acceptance 0.9
     python benchmarks/mtp_roofline.py --model-path DIR [--depths 1,2,3,4] [--output benchmarks/results]
 
-allowed = accept length x bytes(decode) / (bytes(verify of k + 1 rows) + bytes(k drafts)), experts counted as
-the kernels read them; reached = tokens/s with k drafts over tokens/s without. The engines run in one process,
+A step at one request takes mainly the time to read the model's weights. So the limit is
+allowed = accept length x bytes(decode) / (bytes(verify of k + 1 rows) + bytes(k drafts)), with the experts
+that the kernels read; reached = tokens/s with k drafts over tokens/s without. The engines run in one process,
 in turns. The last line is JSON.
 """
 

@@ -1,11 +1,11 @@
-"""What n-gram drafts bring where a text says again what it said before, beside the MTP layer's and both.
+"""Measures n-gram drafts, the MTP layer's drafts, and both together, on repetitive and on plain texts.
 
 python benchmarks/ngram.py                      # the embedded model
 python benchmarks/ngram.py --model-path DIR --max-tokens 256 --output benchmarks/results
 
-Greedy, one request at a time, in turns; every side must give the same token ids. "Repetitive": a held-out
-file's beginning, three times over, so that the model goes on with it; "plain": the same beginnings once.
-The last line is JSON.
+Requests are greedy, one at a time; the sides take turns and must all give the same token ids. A "repetitive"
+prompt is the beginning of a held-out file three times, which the model then continues; a "plain" prompt is
+the same beginning once. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def measure(
     rates: dict[str, list[float]] = {name: [] for name in sides}
     lengths: dict[str, float] = {}
     expected: list[list[int]] | None = None
-    for _ in range(rounds + 1):  # the first one warms up
+    for _ in range(rounds + 1):  # the first round is warm-up
         for name, llm in sides.items():
             begin = time.perf_counter()
             done = [llm.generate([prompt], params)[0] for prompt in prompts]

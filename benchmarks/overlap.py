@@ -1,11 +1,11 @@
-"""Overlap scheduling on one machine: an engine with it and one without, in turns.
+"""Compares an engine with overlap scheduling and one without it, in turns.
 
     python benchmarks/overlap.py [--model-path MODEL] [--rounds 8] [--output FOLDER]
 
-Greedy requests of 20 prompt tokens and 100 more, so many at once, without drafts and with two. What counts is
-the median over rounds of tokens per second, and the ratio of the two medians. No server runs beside the
-engine, whose process has all cores: benchmarks/server_share.py --server-options "--overlap-schedule on" has
-one. The last line is JSON.
+Greedy requests have 20 prompt tokens and 100 output tokens. Several numbers of requests at once are measured,
+without drafts and with two. Results are the median over rounds of tokens per second, and the ratio of the two
+medians. There is no server: the engine's process has all cores. For a measurement with a server, use
+benchmarks/server_share.py --server-options "--overlap-schedule on". The last line is JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOKENS = 100
 
 
 def turn(engine: Engine, count: int, name: str) -> float:
-    """Tokens per second of so many requests at once."""
+    """Runs `count` requests at once and returns tokens per second."""
     params = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
     for i in range(count):
         prompt = [3 + (7 * i + 11 * j) % 400 for j in range(20)]

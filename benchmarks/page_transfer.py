@@ -1,12 +1,13 @@
-"""How fast KV pages travel between two servers of the 0.9 B model, beside a plain socket and memcpy.
+"""Measures the transfer of KV pages between two servers of the 0.9 B model, and a plain socket and memcpy.
 
     python benchmarks/page_transfer.py [--tokens 16384] [--turns 7] [--output FOLDER]
 
-Two processes on this machine, by turns: a prompt's pages by tcp, by shm, as many bytes through a plain socket
-from one buffer to another, the same with pages copied out before and in after, and copied in memory. As in an
-engine, pages lie anywhere in a pool, and a decode server asks for a prompt before it has room for its pages:
-the time runs from when it lets them come to when the last one is proven and in its pool. CPU time is that of
-both processes; on a busy machine it says more than the rate. The last line is JSON.
+Two processes on this machine move the same number of bytes in five ways, in turns: a prompt's pages by tcp;
+by shm; bytes through a plain socket from one buffer to another; the same with pages copied out of a pool
+before and into a pool after; a copy in memory. As in an engine, the pages are scattered over a pool, and a
+decode server asks for a prompt before it has room for its pages. The time is from when it accepts the pages
+until the last one is verified and in its pool. CPU time is the sum of both processes; on a busy machine it is
+more reliable than the rate. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ IDENTITY = Identity(
 BACKENDS = ("tcp", "shm")
 PLAIN = ("plain socket", "plain socket and copies")
 WAYS = (*BACKENDS, *PLAIN, "memcpy")
-BUFFER = 1 << 20  # of the plain socket and of memcpy
-PIECE = 6  # pages that are copied out and in beside a plain socket
+BUFFER = 1 << 20  # bytes of the buffers of the plain socket and of memcpy
+PIECE = 6  # pages that "plain socket and copies" copies at a time
 TIMEOUT = 30.0
-ASKED = 0.05  # seconds until the source knows who asked
+ASKED = 0.05  # seconds after which the source has received the sink's request
 
 
 class Pool:
@@ -67,7 +68,7 @@ class Pool:
 
     @property
     def data(self) -> Tensor:
-        """Without the pool's first page, which is nobody's."""
+        """The pool without its first page, the null page."""
         return self.pool.data[:, IDENTITY.page_size :]
 
     def copy_out(self, first: int, pages: int, out: Tensor) -> Tensor:
@@ -95,7 +96,7 @@ class Prefill:
         self.routes[room] = self.sources[backend].port
 
     def send(self, end: socket.socket) -> None:
-        """Page after page, and nothing else."""
+        """Copies the pages out of the pool and sends only their bytes."""
         pages, data = self.pool.pages // PIECE * PIECE, piece()
         sent = data.view(-1).view(torch.uint8).numpy().data
         for first in range(0, pages, PIECE):
@@ -103,7 +104,7 @@ class Prefill:
             end.sendall(sent)
 
     def serve(self, backend: str) -> None:
-        """Until the pages were taken."""
+        """Serves pages until the sink has taken all of them."""
         source = self.sources[backend]
         while True:
             select.select([source], [], [])
@@ -147,7 +148,7 @@ class Decode:
 
 
 def decode(link: Connection, end: socket.socket, tokens: int, port: int) -> None:
-    """The other process: does what it reads from `link`."""
+    """The second process. It receives orders (way, room, bytes) from `link`, and None to end."""
     torch.set_num_threads(1)
     side, buffer = Decode(tokens, port), bytearray(BUFFER)
     while (order := link.recv()) is not None:
@@ -192,7 +193,7 @@ def bootstrap(routes: dict[int, int]) -> ThreadingHTTPServer:
 
 
 def copy(size: int) -> float:
-    """Seconds for so many bytes, by pieces."""
+    """Copies `size` bytes in memory, in pieces of BUFFER, and returns the seconds."""
     source, target = torch.ones(BUFFER, dtype=torch.uint8), torch.zeros(BUFFER, dtype=torch.uint8)
     begin = time.perf_counter()
     for _ in range(size // BUFFER):

@@ -1,4 +1,4 @@
-"""How fast bytes can go at most: through a plain socket of this machine, and as a copy in memory."""
+"""Measures the maximum rates of moving bytes on this machine: through a plain socket, and by a copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = 1.0
 
 
 def socket_rate(cores: Sequence[int]) -> float:
-    """Bytes per second over loopback, from a process on the first core to one on the second."""
+    """Bytes per second over loopback, from a process on the first core to this process on the last core."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         sender = multiprocessing.get_context("spawn").Process(
@@ -52,7 +52,7 @@ def send(address: tuple[str, int], core: int) -> None:
 
 
 def copy_rate() -> float:
-    """Bytes per second of numpy's copy, beyond the caches."""
+    """Bytes per second of numpy's copy of 256 MiB, more than the caches hold."""
     source = np.ones(1 << 28, np.uint8)
     target = np.empty_like(source)
     best = float("inf")

@@ -1,10 +1,10 @@
-"""Runs instruments of `nextn` and keeps what they found in benchmarks/results/, by theme, hardware and date.
+"""Runs benchmarks of `nextn` and writes their results to benchmarks/results/, by theme, hardware and date.
 
 python benchmarks/record.py                   # all: about twenty minutes on two quiet cores
 python benchmarks/record.py demo micro        # some
 
-The files are theme_hardware_date: the JSON of the command, its Markdown table, its plots. The
-peers and the other benchmark clients have scripts of their own (benchmarks/peers, benchmarks/interop).
+The files are named theme_hardware_date: the command's JSON, its Markdown table and its plots. The comparisons
+with other engines and other benchmark clients have separate scripts (benchmarks/peers, benchmarks/interop).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from last_line import result_name
 
 RESULTS = Path(__file__).parent / "results"
 COMPARE = ["bench", "compare", "--output-dir"]
-# theme -> (command, whose last word is followed by a folder; options after it)
+# theme -> (command, whose last word takes a folder or file; options after it)
 THEMES: dict[str, tuple[list[str], list[str]]] = {
     "demo": (["demo", "--output-dir"], []),
     "micro": (["bench", "micro", "--output-dir"], []),
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def record(theme: str) -> int:
-    """The command's exit code."""
+    """Runs the command of a theme and copies its results. Returns the command's exit code."""
     name = result_name(theme)
     command, options = THEMES[theme]
     with tempfile.TemporaryDirectory() as temporary:
@@ -71,9 +71,9 @@ def record(theme: str) -> int:
         print(run.stdout, end="", flush=True)
         if run.returncode == 0:
             RESULTS.mkdir(exist_ok=True)
-            if theme == "demo":  # it prints a table only
+            if theme == "demo":  # it prints only a table
                 shutil.copy(out / "results.json", RESULTS / f"{name}.json")
-            elif (last := run.stdout.rstrip().splitlines()[-1]).startswith("{"):  # and so does nextn eval
+            elif (last := run.stdout.rstrip().splitlines()[-1]).startswith("{"):  # nextn eval prints no JSON
                 (RESULTS / f"{name}.json").write_text(last + "\n")
             plots = [p for p in sorted(out.rglob("*.png")) if not p.stem.endswith("-dark")]
             for plot in plots:

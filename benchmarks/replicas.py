@@ -1,13 +1,14 @@
-"""Which replica a request should go to: --load-balance-method prefix against round_robin.
+"""Compares ways to choose a request's replica: --load-balance-method prefix and round_robin.
 
     python benchmarks/replicas.py [--replicas 2] [--rounds 6] [--output FOLDER]
     python benchmarks/replicas.py --groups 4 --prompts-per-group 3 --rounds 2 --system-tokens 96
 
-Two servers, one for each method, take turns with the same load: prompts of random ids in groups that begin
-alike, in random order. Every round has prompts of its own, and caches are empty when it begins. The first is
-warm-up. Both draft equally deep: automatic depth depends on what each server measured when it started. The
-second server in a round can be faster, so the order changes from round to round, and a ratio is that of two
-rounds together. Ratios are prefix over round_robin, medians over these pairs. The last line is JSON.
+Two servers, one for each method, take turns with the same load: groups of prompts with a common beginning, of
+random ids, in random order. Every round has new prompts and begins with empty caches. The first round is
+warm-up. Both servers have the same fixed draft depth, because automatic depth depends on a server's
+measurements at its start. The second server in a round can be faster, so the order alternates, and a ratio is
+the geometric mean of two rounds. Ratios are prefix over round_robin, medians over these pairs of rounds. The
+last line is JSON.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ METHODS = ("prefix", "round_robin")
 
 
 class Round(NamedTuple):
-    """One load on one server."""
+    """The results of one load on one server."""
 
     hit_rate: float  # prompt tokens found in the cache / prompt tokens
-    tokens_per_s: float  # generated
-    ttft: float  # seconds, median
-    shares: list[float]  # of the prompt tokens, by replica
+    tokens_per_s: float  # generated tokens
+    ttft: float  # median, in seconds
+    shares: list[float]  # share of the prompt tokens, by replica
 
 
 async def run_round(server: LocalServer, bodies: Sequence[dict[str, Any]], concurrency: int) -> Round:
@@ -66,13 +67,13 @@ async def run_round(server: LocalServer, bodies: Sequence[dict[str, Any]], concu
 
 
 def prompt_tokens(metrics: str) -> list[float]:
-    """Of each replica."""
+    """Number of prompt tokens of each replica."""
     lines = [line for line in metrics.splitlines() if line.startswith("nextn:prompt_tokens_total")]
     return [float(line.rpartition(" ")[2]) for line in lines]
 
 
 def ratio(rounds: Sequence[dict[str, Round]], name: str) -> dict[str, Any]:
-    """prefix over round_robin."""
+    """Ratios of prefix over round_robin: of each round, and the median over pairs of rounds."""
     each = [
         max(getattr(r["prefix"], name), 1e-9) / max(getattr(r["round_robin"], name), 1e-9) for r in rounds
     ]
@@ -112,7 +113,7 @@ def main() -> int:
     with ended_like_ctrl_c(), contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nextn-replicas-")))
         servers: dict[str, LocalServer] = {}
-        for method in METHODS:  # one after the other: engines measure their steps when they start
+        for method in METHODS:  # one after the other, because engines measure step costs at their start
             how = [*options, "--load-balance-method", method]
             servers[method] = stack.enter_context(LocalServer(method, how, folder / f"{method}.log"))
             servers[method].wait_ready()

@@ -1,12 +1,12 @@
-"""The server's share: tokens per second through the server and a client, over those of the engine alone.
+"""Measures the server's cost: the ratio of tokens/s through server and client to tokens/s of the engine.
 
 python benchmarks/server_share.py                                    # 16 requests, without MTP: a minute
 python benchmarks/server_share.py --server-options "--speculative-num-steps 2" --rounds 9
 python benchmarks/server_share.py --tree before=../before after=. --requests 1 16   # two trees in turns
 
-The same load runs in turns on an engine in a process of its own and on a server: code prompts, greedy, as
-many requests at once. Besides the ratio of tokens per second: CPU microseconds for each token, of the engine
-alone, and of the server's engine process, the HTTP process and the client (the one of `nextn bench`).
+The same load runs in turns on an engine in a separate process and on a server: greedy requests with code
+prompts, the same number at once. Other results are CPU microseconds per token: of the engine alone, and of
+the server's engine process, its HTTP process and the client (the one of `nextn bench`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from nextn.tokenizer.tokenizer import Tokenizer
 
 
 def alone(engine: Engine, prompts: Sequence[list[int]], tokens: int, at_once: int) -> float:
-    """Runs the load on the engine; returns the seconds it took."""
+    """Runs the load on the engine and returns the seconds."""
     waiting, running = list(reversed(prompts)), 0
     begin = time.perf_counter()
     while waiting or running:
@@ -68,7 +68,8 @@ def engine_of(server: int) -> int:
 
 
 def run_engine(options: list[str], load: dict[str, Any]) -> Iterator[Any]:
-    """A number of requests at once in, seconds and CPU seconds out."""
+    """For each number of requests at once on stdin, runs the load on an engine and yields (seconds, CPU
+    seconds)."""
     parser = Parser()
     add_options(parser, EngineConfig)
     engine = Engine(parse(parser.parse_args(options), EngineConfig))
@@ -79,7 +80,7 @@ def run_engine(options: list[str], load: dict[str, Any]) -> Iterator[Any]:
 
 
 def run_client(url: str, load: dict[str, Any]) -> Iterator[Any]:
-    """The same."""
+    """Like `run_engine`, with a client of the server at `url`."""
     common = {"max_tokens": load["tokens"], "temperature": 0, "ignore_eos": True}
     bodies = [{"prompt": prompt, **common} for prompt in load["prompts"]]
     for line in sys.stdin:
@@ -90,7 +91,7 @@ def run_client(url: str, load: dict[str, Any]) -> Iterator[Any]:
 
 
 class Worker:
-    """A process of this source tree that runs the load when it is told to."""
+    """A process with the source tree `tree` that runs the load on request. what: "engine" or "client"."""
 
     def __init__(self, tree: Path, what: str, arguments: Sequence[Any]) -> None:
         command = [sys.executable, __file__, what, json.dumps(arguments)]
@@ -112,7 +113,7 @@ class Worker:
 
 
 class Side:
-    """Of one source tree: its engine alone, and its server and client."""
+    """One source tree: its engine alone, and its server and client."""
 
     def __init__(self, tree: Path, options: list[str], load: dict[str, Any], log: Path) -> None:
         self.tokens = len(load["prompts"]) * load["tokens"]
@@ -174,7 +175,7 @@ def main() -> int:
             for i in range(args.rounds + 1):
                 for name, side in sides.items():
                     measured = side.round(at_once)
-                    if i:  # the first warms up
+                    if i:  # round 0 is warm-up
                         rounds[name].append(measured)
             for name, each in rounds.items():
                 found[name][str(at_once)] = summed(each)

@@ -1,7 +1,8 @@
-"""Engines that take short turns in one process, so that a busy neighbour slows all alike.
+"""Engines that take short turns in one process, so that other work on the machine slows all of them equally.
 
-Where the weights and buffers of an engine lie makes it up to a tenth faster or slower than its like, for as
-long as it lives. `sharing` gives all sides the same ones: one executor, of whose pages each side has a part.
+Two identical engines can differ by up to 10 % for as long as they run, depending on the addresses of their
+weights and buffers. `sharing` gives all sides the same ones: they share one executor, and each side has a
+part of its pages.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from nextn.tokenizer.tokenizer import Tokenizer
 AUTO = -1
 TURN = 0.06  # seconds
 LENGTHS = (64, 192)  # tokens of a text
-PROMPTS, PROMPT_TOKENS = 64, 64  # of held-out code; tokens at most
+PROMPTS, PROMPT_TOKENS = 64, 64  # number of prompts of held-out code, and maximum tokens of each
 
 
 class Turn(NamedTuple):
@@ -45,7 +46,7 @@ def load_prompts(model_path: str) -> list[list[int]]:
 
 
 class Part(Around):
-    """An executor of one of several engines that share one. The ids of their requests must differ."""
+    """The executor of one of several engines that share an executor. The engines' request ids must differ."""
 
     def __init__(self, own: Executor, number: int, parts: int) -> None:
         super().__init__(own)
@@ -61,8 +62,8 @@ class Part(Around):
 def sharing(
     config: EngineConfig, num_steps: Sequence[int], prompts: Sequence[Sequence[int]], temperature: float = 0.0
 ) -> list[Side]:
-    """A side for each of `num_steps`. On a GPU, whose steps are captured for one engine, each has its own
-    executor."""
+    """Makes a side for each of `num_steps`. On a GPU each side has its own executor, because steps are
+    captured for one engine."""
     if engine_device(config.device).type != "cpu":
         return [Side(config, each, prompts, temperature) for each in num_steps]
     tokens, parts = config.kv_cache_tokens or CPU_KV_TOKENS, len(num_steps)
@@ -77,7 +78,8 @@ def sharing(
 
 
 class Side:
-    """num_steps: drafts per step, or AUTO. name: by default what num_steps is."""
+    """An engine and its requests. num_steps: drafts per step, or AUTO. name: by default num_steps or
+    "auto"."""
 
     def __init__(
         self,
@@ -93,12 +95,13 @@ class Side:
         config = replace(config, speculative_num_steps=num_steps, **NO_COST_FILE)
         self.engine = Engine(config, make_executor)
         self.requests = 0
-        self.live: list[str] = []  # the oldest first
+        self.live: list[str] = []  # ids of running requests, the oldest first
         self._paused = time.perf_counter()
-        self.busy = 0.0  # seconds in its turns
+        self.busy = 0.0  # total seconds of its turns
 
     def load(self, concurrency: int, seed: int, keep: int = 0) -> None:
-        """A new load, the same for every side. keep: so many of the running requests, the oldest, go on."""
+        """Starts a new load, the same for every side with the same seed. keep: number of running requests
+        that continue, the oldest first; the others are aborted."""
         for rid in self.live[keep:]:
             self.engine.abort(rid)
         del self.live[keep:]
@@ -108,7 +111,7 @@ class Side:
     def turn(self, at_least: float = TURN, least_steps: int = 0) -> Turn:
         tokens = steps = 0
         begin = time.perf_counter()
-        if self.engine._ended is not None:  # for the engine, time stands still in the others' turns
+        if self.engine._ended is not None:  # the engine must not count the time of the other sides' turns
             self.engine._ended += begin - self._paused
         while (seconds := time.perf_counter() - begin) < at_least or steps < least_steps or self._tries():
             while len(self.live) < self.concurrency:
@@ -123,8 +126,8 @@ class Side:
         return Turn(tokens, steps, seconds)
 
     def _tries(self) -> bool:
-        """Is a trial of automatic depth under way? What the drafter keeps for its end, steps of other sides
-        would drop."""
+        """Whether a trial of automatic depth is running. A turn must not end within it: steps of other sides
+        would drop the hidden states that the drafter keeps for the trial's end."""
         auto = self.engine._scheduler.depth.auto
         return auto is not None and bool(auto._trial)
 
@@ -140,9 +143,9 @@ class Side:
 
 
 def measure(sides: Sequence[Side], concurrency: int, rounds: int, at_least: float = TURN) -> dict[str, float]:
-    """Speed of each side, in units that all share. The first quarter of the rounds is warm-up.
+    """Speed of each side, in a unit common to all sides. The first quarter of the rounds is warm-up.
 
-    at_least: seconds of a turn."""
+    at_least: minimum seconds of a turn."""
     for side in sides:
         side.load(concurrency, seed=concurrency)
     names = [side.name for side in sides]

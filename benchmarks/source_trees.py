@@ -1,4 +1,4 @@
-"""What the scripts share that time an engine's Python in this source tree and in another one, by turns."""
+"""Shared code of scripts that time an engine's Python in this source tree and in another one, in turns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nextn.request import Request, SamplingParams
 def add_options(
     parser: argparse.ArgumentParser, requests: Sequence[int], num_steps: Sequence[int], rounds: int
 ) -> None:
-    """requests, num_steps, rounds: by default."""
+    """Adds the options. requests, num_steps, rounds: defaults."""
     add_shared_options(parser)
     parser.add_argument("--before", type=Path, help="another source tree", metavar="FOLDER")
     parser.add_argument("--requests", type=numbers, default=[*requests])
@@ -39,7 +39,7 @@ def numbers(text: str) -> list[int]:
 
 
 def decode_together(engine: Engine, prompts: Sequence[list[int]]) -> None:
-    """Goes on until all are in."""
+    """Adds requests with these prompts and runs steps until all of them decode."""
     for i, prompt in enumerate(prompts):
         engine.add(Request(str(i), prompt, SamplingParams(max_tokens=900, temperature=0, ignore_eos=True)))
     while engine.stats().waiting or any(not r.decoding for r in engine._scheduler.running):
@@ -47,8 +47,9 @@ def decode_together(engine: Engine, prompts: Sequence[list[int]]) -> None:
 
 
 def compare(args: argparse.Namespace, script: str, unit: str, columns: dict[str, str]) -> dict[str, Any]:
-    """Prints a line for each setting and tree. columns: keys of what `script --here MODEL REQUESTS NUM_STEPS
-    STEPS` prints as JSON, and their headings. unit: of the result's name for them."""
+    """Measures each setting in each tree; prints a line for each and returns the result. columns: key in the
+    JSON that `script --here MODEL REQUESTS NUM_STEPS STEPS` prints -> heading. unit: the key of the rows in
+    the result."""
     trees = {"now": Path(script).resolve().parent.parent}
     if args.before is not None:
         trees["before"] = args.before.resolve()
@@ -74,7 +75,7 @@ def compare(args: argparse.Namespace, script: str, unit: str, columns: dict[str,
 
 
 def _measured_in(tree: Path, script: str, *settings: object) -> dict[str, float]:
-    """By the script, of the source tree in that folder."""
+    """Runs the script with the source tree in that folder and returns its JSON."""
     command = [sys.executable, script, "--here", *map(str, settings)]
     env = os.environ | {"PYTHONPATH": str(tree)}
     found: dict[str, float] = json.loads(

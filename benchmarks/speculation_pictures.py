@@ -1,10 +1,10 @@
-"""The pictures and the worked example of docs/speculative.md, made again.
+"""Makes the pictures and the worked example of docs/speculative.md.
 
     python benchmarks/speculation_pictures.py --verify-modes MODES.json --compare COMPARE.json
 
-MODES.json is what benchmarks/verify_modes.py kept, COMPARE.json what `nextn bench compare` did. The example
-and the tree are of the embedded model, greedy: the first steps of a chain, as a Markdown table on stdout, and
-the first tree in which a branch held that a chain would not have had.
+MODES.json is a result of benchmarks/verify_modes.py, COMPARE.json a result of `nextn bench compare`. The
+example and the tree come from greedy decoding with the embedded model: the first steps of a chain, as a
+Markdown table on stdout, and the first tree whose accepted branch a chain would not have had.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nextn.tokenizer import Tokenizer
 PROMPT = "import os\n\n\ndef read(path):\n"
 DRAFTS = 3
 TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 3, "speculative_num_draft_tokens": 10}
-STEPS = 6  # of the example
+STEPS = 6  # steps in the example
 ACCEPTED, REST = "#1a7f37", "#8c959f"
 
 
@@ -39,9 +39,9 @@ ACCEPTED, REST = "#1a7f37", "#8c959f"
 class Step:
     root: str
     draft: Draft
-    words: list[str]  # of the draft's nodes
-    accepted: list[int]  # nodes
-    final: str  # the target's own, after the last accepted one
+    words: list[str]  # tokens of the draft's nodes, as text
+    accepted: list[int]  # accepted nodes
+    final: str  # the bonus: the target's token after the last accepted node
 
 
 def main() -> int:
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def steps(**options: Any) -> Iterator[Step]:
-    """The steps that verified drafts."""
+    """Runs an engine and yields the steps that verified drafts."""
     tokenizer = Tokenizer.from_folder(model_folder(EMBEDDED))
     engine = Engine(EngineConfig(**options))
     prompt = tokenizer.encode(PROMPT)
@@ -91,7 +91,7 @@ def steps(**options: Any) -> Iterator[Step]:
 def tree_step() -> Step:
     for step in steps(**TREE):
         draft = step.draft
-        likeliest = {draft.parent(n): n for n in reversed(range(len(draft)))}  # child of each node
+        likeliest = {draft.parent(n): n for n in reversed(range(len(draft)))}  # node -> its likeliest child
         if len(step.accepted) > 1 and any(likeliest[draft.parent(n)] != n for n in step.accepted):
             return step
     raise AssertionError("in this text the likeliest branch is always the one that holds")
@@ -106,7 +106,7 @@ def code(word: str) -> str:
 
 
 def table(found: list[Step]) -> str:
-    """Of chains."""
+    """A Markdown table of steps with chains."""
     lines = ["| root | drafts | the target says | committed |", "|---|---|---|---|"]
     for step in found:
         held = len(step.accepted)
@@ -122,7 +122,8 @@ def table(found: list[Step]) -> str:
 
 
 def tree_picture(step: Step) -> bytes:
-    """Root on the left, a column for each depth; at each node the drafter's probability of its path."""
+    """Draws a tree: the root on the left, a column for each depth. Each node has the drafter's probability of
+    its path."""
     draft = step.draft
     assert draft.confidence is not None
     depths = [len(draft.path(n)) for n in range(len(draft))]
@@ -184,7 +185,7 @@ def label(axes: Axes, x: float, y: float, text: str, color: str) -> None:
 
 
 def length_picture(result: dict[str, Any]) -> bytes:
-    """Accept length over the depth of drafts, a curve for each verify mode, a panel for each temperature."""
+    """Draws accept length over draft depth: a curve for each verify mode, a panel for each temperature."""
     rows = result["rows"]
     temperatures = sorted({row["temperature"] for row in rows})
     modes = list(dict.fromkeys(row["verify"] for row in rows))
@@ -206,7 +207,7 @@ def length_picture(result: dict[str, Any]) -> bytes:
 
 
 def ratio_picture(result: dict[str, Any]) -> bytes:
-    """Output tokens/s of each side over the first one's, against the requests at once."""
+    """Draws the ratio of each side's output tokens/s to the first side's, over the requests at once."""
     points = result["scenarios"][0]["points"]
     figure = blank(LIGHT)
     axes = figure.add_subplot(facecolor=LIGHT.background)

@@ -1,11 +1,11 @@
-"""Where the time of a step goes, as a picture: two steps in a row of a server with 16 requests.
+"""Draws how the time of a step is spent: two steps in a row of a server with 16 requests.
 
     python benchmarks/step_picture.py --picture PICTURE.png -- --speculative-num-steps 2    # 20 seconds
-    python benchmarks/step_picture.py --picture PICTURE.png --trace FILE.trace.json.gz      # of a trace
+    python benchmarks/step_picture.py --picture PICTURE.png --trace FILE.trace.json.gz      # from a trace
 
-Options after -- are those of `nextn serve`, which is started, put under load and profiled (/start_profile).
-Only decode steps count, with as many requests as any step has. Printed, and kept with --output: medians over
-all such steps, in milliseconds for each kind of interval, and the share of the time for which kernels ran.
+Options after -- are options of `nextn serve`, which is started, put under load and profiled (/start_profile).
+Only decode steps with the maximum number of requests count. The result, printed and written with --output, is
+medians over these steps: milliseconds for each kind of interval, and the share of time in which kernels ran.
 The picture shows the two steps in a row that are nearest to these medians.
 """
 
@@ -33,9 +33,9 @@ from nextn.bench.plots import LIGHT, blank, dress, png
 from nextn.trace_file import Event, read
 
 REQUESTS, PROMPTS, TOKENS = 16, 48, 160
-STEPS = 60  # recorded
+STEPS = 60  # recorded steps
 LANES = {"server": "server", "engine loop": "engine's loop", "engine": "engine's loop", "runner": "kernels"}
-WAITING = ("launch", "result", "wait")  # of the loop: others work
+WAITING = ("launch", "result", "wait")  # intervals in which the loop waits for others
 COLORS = {
     "decode": "#9da7b1", "hand out": "#57606a", "detokenize": "#bf3989", "send": "#8250df",
     "parse": "#d4a72c", "tokenize": "#bc4c00", "receive": "#57606a", "add requests": "#9da7b1",
@@ -48,7 +48,7 @@ OTHER = "#afb8c1"
 
 @dataclass(frozen=True)
 class Step:
-    """Of the engine's process: from the end of the step before. Times are microseconds."""
+    """A step of the engine's process. begin: the end of the step before. Times are microseconds."""
 
     begin: float
     end: float
@@ -56,7 +56,7 @@ class Step:
 
     @property
     def decodes(self) -> bool:
-        """Without a part of a prompt."""
+        """Whether the step has no prompt chunk."""
         return self.counts["rows"] == self.counts["decoding"] + self.counts["drafts"]
 
 
@@ -99,7 +99,7 @@ def main() -> int:
 
 
 def profiled(folder: Path, keep: Path, options: Sequence[str]) -> Path:
-    """The trace of a server under load."""
+    """Starts a server, profiles it under load, and returns the path of the trace."""
     with LocalServer("profiled", list(options), folder / "server.log") as server:
         server.wait_ready()
         load = [
@@ -122,7 +122,7 @@ def running_requests(url: str) -> int:
 
 
 def steps_of(events: Sequence[Event]) -> list[Step]:
-    """All but the first, of the first engine that has any."""
+    """All steps except the first one, of the first engine in the trace."""
     found = [event for event in events if (event["cat"], event["name"]) == ("engine", "step")]
     own = sorted((each for each in found if each["pid"] == found[0]["pid"]), key=lambda each: each["ts"])
     ends = [each["ts"] + each["dur"] for each in own]
@@ -132,7 +132,8 @@ def steps_of(events: Sequence[Event]) -> list[Step]:
 
 
 def within(events: Sequence[Event], begin: float, end: float) -> list[Event]:
-    """Those of `LANES` that overlap this time; steps, which hold others, are left out."""
+    """Events of `LANES` that overlap with this time. Events "step", which contain the others, are left
+    out."""
     return [
         each
         for each in events
@@ -144,7 +145,7 @@ def within(events: Sequence[Event], begin: float, end: float) -> list[Event]:
 
 
 def busy(events: Sequence[Event], begin: float, end: float) -> float:
-    """Microseconds for which the runner worked."""
+    """Microseconds in which the runner worked."""
     return sum(
         float(min(each["ts"] + each["dur"], end) - max(each["ts"], begin))
         for each in within(events, begin, end)
@@ -153,7 +154,7 @@ def busy(events: Sequence[Event], begin: float, end: float) -> float:
 
 
 def parts(events: Sequence[Event], step: Step) -> dict[str, float]:
-    """Microseconds of each kind of interval."""
+    """Microseconds of each kind of interval in a step."""
     sums: dict[str, float] = {}
     for each in within(events, step.begin, step.end):
         kind = f"{each['cat']}: {each['name']}"
@@ -163,7 +164,7 @@ def parts(events: Sequence[Event], step: Step) -> dict[str, float]:
 
 
 def medians(of_steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of each kind; in a step without one it is 0."""
+    """The median of each kind over the steps. A kind that a step does not have counts as 0."""
     kinds = {kind for sums in of_steps for kind in sums}
     return {kind: median(sums.get(kind, 0.0) for sums in of_steps) for kind in kinds}
 

@@ -1,14 +1,14 @@
-"""Step times of two source trees of nextn, in turns: what a change costs that should cost nothing.
+"""Compares step times of two source trees of nextn, in turns, to check that a change costs no time.
 
     git worktree add ../before COMMIT && (cd ../before && python csrc/build.py)
     python benchmarks/step_times.py ../before [--rows 1,3,16,64,512] [--rounds 30] [--output FOLDER]
                                     [--cpu-isa LEVEL] [--threads N]
 
-Each tree's engine lives in a process of its own, without drafts; a round gives both their turn, in an order
-drawn anew. Up to 64 rows a turn is some steps of as many requests that decode; beyond, the one step of a
-prompt of so many tokens. What counts is the median over rounds of the ratio of a round's two turns. Where an
-engine's memory lies makes it some percent faster or slower for life, so all is done several times, with new
-processes. The last line is JSON.
+Each tree's engine is in its own process, without drafts. In a round both have one turn, in a new random
+order. With up to 64 rows, a turn is some decode steps of as many requests; with more, it is the one step of a
+prompt with that many tokens. The result is the median over rounds of the ratio of a round's two turns. An
+engine's speed can differ by some percent for as long as it runs, depending on the addresses of its memory. So
+the measurement is repeated with new processes. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from last_line import tell
 from nextn.bench.machine import this_machine
 from nextn.config import usable_cores
 
-DECODING = 64  # rows at most that are requests
-TURN = 24  # steps that decode
+DECODING = 64  # maximum rows of decode steps; more rows are a prompt
+TURN = 24  # decode steps of a turn
 CHILD = f"""
 import sys, time
 from statistics import median
@@ -84,7 +84,7 @@ class Tree:
         return line
 
     def step(self, rows: int) -> float:
-        """Seconds of a step."""
+        """Runs a turn with this number of rows. Returns the median seconds of a step."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{rows}\n")
         self.process.stdin.flush()

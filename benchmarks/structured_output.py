@@ -1,10 +1,11 @@
-"""What keeping to a grammar costs, without and with MTP, on the embedded model.
+"""Measures the cost of constrained decoding, without and with MTP, on the embedded model.
 
     python benchmarks/structured_output.py [--drafts 0,2] [--requests 1,8] [--output benchmarks/results]
 
-Texts: free; by a regular expression that allows any text, so the same texts with all the work of a grammar;
-by a JSON schema. Rounds are interleaved and the best of each is told, as other work on the machine only ever
-slows one down. The texts must not depend on drafts. The last line is JSON.
+There are three kinds of texts: without a constraint; with a regular expression that allows any text, so that
+the texts are the same but the grammar's work is done; with a JSON schema. The settings take turns in every
+round, and each setting's best round is reported, because other work on the machine can only make a round
+slower. The texts must not depend on drafts. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def main() -> int:
     }
     best: dict[tuple[str, int, str, int], tuple[float, float]] = {}
     texts: dict[tuple[str, str, int], list[str]] = {}
-    for turn in range(args.rounds + 1):  # the first warms up
+    for turn in range(args.rounds + 1):  # round 0 is warm-up
         for (backend, drafts), llm in engines.items():
             for name, constraint in CASES.items():
                 for requests in map(int, args.requests.split(",")):
@@ -97,7 +98,8 @@ def main() -> int:
 def measure(
     llm: LLM, requests: int, max_tokens: int, constraint: Constraint | None
 ) -> tuple[float, SpecStats, list[str]]:
-    """Tokens a second, what speculation did, and the texts, greedily."""
+    """Completes `requests` prompts greedily. Returns tokens per second, the speculation's counts, and the
+    texts."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, constraint=constraint)
     begin = time.perf_counter()
     done = llm.generate(heldout_prompts(requests), params)

@@ -1,11 +1,11 @@
-"""Writes a DeepSeek-V3 checkpoint of any size, without training, in which speculation is real.
+"""Writes a DeepSeek-V3 checkpoint of any size without training, whose drafts are accepted at a chosen rate.
 
     python benchmarks/synthetic_checkpoint.py --output DIR                    # --size 1b, --acceptance 0.9
     python benchmarks/synthetic_checkpoint.py --output DIR --size 69m --num-hidden-layers 4
 
-Greedy text walks a fixed permutation of the vocabulary; the NextN layer drafts it right at the rate of
---acceptance (synthetic/walk.py says how). Every engine does the full work of a model of this size and accepts
-at a known rate. The folder has DeepSeek's own format: config.json, bf16 safetensors in shards with an
+Greedy text follows a fixed permutation of the vocabulary, and the NextN layer's drafts are right at the rate
+--acceptance (see synthetic/walk.py). Every engine does the full work of a model of this size and accepts
+drafts at a known rate. The folder has DeepSeek's format: config.json, bf16 safetensors in shards with an
 index, tokenizer. It is written tensor by tensor, under another name until it is complete. The last line is
 JSON.
 """
@@ -34,9 +34,9 @@ def write_checkpoint(
     output: Path, size: Dimensions, acceptance: float, seed: int = 0, shard_bytes: int = 500_000_000,
     bar: bool = False,
 ) -> dict[str, int | float | str]:  # fmt: skip
-    """Writes the folder `output` and returns its figures. It is there complete or not at all.
+    """Writes the folder `output` and returns its sizes. The folder appears only when it is complete.
 
-    Raises ValueError for an output that exists and for dimensions that do not go together.
+    Raises ValueError if the output exists, and for dimensions that do not fit together.
     """
     cfg = size.check()
     vocabulary, special = tokenizer_json(size.vocab_size)
@@ -67,7 +67,7 @@ def write_checkpoint(
 
 
 def file_dtype(name: str) -> torch.dtype:
-    """bf16, the routers' correction biases f32."""
+    """The dtype of a tensor in the file: bf16, or f32 for the routers' correction biases."""
     return torch.float32 if name.endswith("e_score_correction_bias") else torch.bfloat16
 
 

@@ -1,13 +1,13 @@
-"""One engine of two ranks with a thread each (--tp-size 2) against one process with two threads, in turns.
+"""Compares an engine of two ranks with one thread each (--tp-size 2) and one process with two threads.
 
     python benchmarks/synthetic_checkpoint.py --output 1b
     python benchmarks/tensor_parallel.py --model-path 1b [--concurrency 1,8,32] [--rounds 12] [--size 2]
                                          [--cpu-isa avx2] [--output FOLDER]
 
-The engines have as many requests as the load has, without drafts and with two; where one ends, the next
-begins. A turn is half a second of steps, and a round gives every side its turn, in an order drawn anew. Speed
-is tokens a step, over all rounds, by the middle of what a step takes relative to its round. Besides: the
-share of its time that rank 0 waits for the other, and what it takes two ranks to pass one row to each other
+The engines always run as many requests as the load has, without drafts and with two; when one ends, the next
+begins. A turn is half a second of steps. In a round every side has one turn, in a new random order. Speed is
+tokens per step over all rounds, divided by the median of a step's time relative to its round. Two more things
+are measured: the share of its time that rank 0 waits for the other rank, and the time of a gather of one row
 in shared memory. The last line is JSON.
 
 Claims: 0.9 times the speed of one process; 5 us for a row.

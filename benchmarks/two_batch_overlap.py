@@ -1,16 +1,16 @@
-"""Steps in two halves (--enable-two-batch-overlap) against steps in one go, in prompts, over a link that is
-made slow: every byte between ranks takes so long that a rank waits for 30 % of a step. And over memory as it
-is.
+"""Compares steps in two halves (--enable-two-batch-overlap) with steps in one go, on prompts.
 
     python benchmarks/synthetic_checkpoint.py --output 1b
     python benchmarks/two_batch_overlap.py --model-path 1b [--rounds 12] [--share 0.3] [--output FOLDER]
 
-Two groups of one rank each, with shared experts, read long prompts. Steps go in one go, in two halves, and as
-measuring decides, in turns of a few steps, in an order drawn anew in every round. What is compared is the
-middle of what a turn takes relative to its round. The last line is JSON.
+Two groups of one rank each, which share experts, process long prompts. There are three ways: steps in one go,
+in two halves, and as measuring decides. They take turns of a few steps, in a new random order in every round.
+The result of a way is the median of its turns' times relative to their rounds. All is measured over shared
+memory, and over a link that is made slow: every byte between ranks takes a time with which a rank waits for
+30 % of a step. The last line is JSON.
 
-Claims: 1.25 times the speed in halves where ranks wait for 30 % of the time; where measuring decides, 0.98 of
-the better of both at least, with the slow link and with the memory that they really share.
+Claims: halves are 1.25 times as fast if ranks wait for 30 % of the time. If measuring decides, the speed is
+at least 0.98 of the better of both, with the slow link and with shared memory.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from nextn.engine.runner import Runner
 from nextn.request import Request, SamplingParams
 from nextn.server_config import ServerConfig
 
-GROUPS, STEPS = 2, 3  # of a turn
-PROMPT = 512  # tokens, as many as a step takes
+GROUPS, STEPS = 2, 3  # number of groups; steps of a turn
+PROMPT = 512  # tokens of a prompt; a step processes as many
 WAYS = ("one go", "halves", "measured")
-LEARN = 140  # steps, for measuring to have tried both
+LEARN = 140  # steps in which measuring tries both ways
 
 
 def serve(config: ServerConfig, place: Place, link: Connection) -> None:
-    """The main function of a group's process: (way, nanoseconds of a byte, steps) come, (seconds, seconds of
-    waiting, bytes) go."""
+    """The main function of a group's process. It receives (way, nanoseconds per byte, steps), or None to end.
+    It answers (seconds, seconds of waiting, bytes)."""
     engine = Engine(config, partial(make_executor, place=place))
     executor = engine._executor
     assert isinstance(executor, LockstepExecutor)
@@ -60,12 +60,12 @@ def serve(config: ServerConfig, place: Place, link: Connection) -> None:
     }  # fmt: skip
     rng = random.Random(place.group)
     made = 0
-    while engine.must_step():  # others still time their steps
+    while engine.must_step():  # other groups still measure their step costs
         engine.step()
     link.send("ready")
     while (asked := link.recv()) is not None:
         way, slow, steps = asked
-        if slow is None:  # another link: what was measured counts no more
+        if slow is None:  # the link changes, so earlier measurements are dropped
             ways["measured"] = Halves(first)
             slow = 0.0
         together.halves = ways[way]
@@ -94,23 +94,23 @@ def seconds(links: list[Connection], asked: Asked) -> float:
 
 
 def waiting(links: list[Connection], slow: float) -> float:
-    """Share of the time in one go, over this link."""
+    """Share of time that ranks wait, with steps in one go over this link."""
     found = turn(links, ("one go", slow, 4 * STEPS))
     return mean(waited / took for took, waited, _ in found)
 
 
 def slow_link(links: list[Connection], share: float) -> float:
-    """Nanoseconds of a byte with which ranks wait for that share of the time."""
+    """The nanoseconds per byte with which ranks wait for this share of the time."""
     took, _, sent = turn(links, ("one go", 0.0, 4 * STEPS))[0]
     slow = 1e9 * took * share / (1 - share) / sent
-    for _ in range(4):  # what they wait for each other besides is hidden in it, or adds to it
+    for _ in range(4):  # corrects for the waiting that is not due to bytes
         found = waiting(links, slow)
         slow *= share / (1 - share) / (found / (1 - found))
     return slow
 
 
 def measure(links: list[Connection], slow: float, rounds: int) -> dict[str, float]:
-    """Of each way: the middle of what a turn takes relative to its round."""
+    """For each way, the median of its turns' times relative to their rounds."""
     turn(links, ("measured", None, 1))
     turn(links, ("measured", slow, LEARN))
     took: dict[str, list[float]] = {way: [] for way in WAYS}

@@ -1,9 +1,9 @@
-"""How many drafts hold in each verify mode, by temperature, on held-out Python sources.
+"""Measures how many drafts each verify mode accepts, by temperature, on held-out Python sources.
 
     python benchmarks/verify_modes.py [--depths 1,2,3] [--temperatures 1.0,0.7] [--output benchmarks/results]
 
-One engine a depth, the same prompts and seeds in every mode. `typical` drafts the likeliest token; at
-thresholds of 1 it is lossless, below lossy. The last line is JSON.
+Each depth has its own engine. Every mode has the same prompts and seeds. `typical` drafts the likeliest
+token; with thresholds of 1 it is lossless, with lower ones lossy. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main() -> int:
 def measure(
     llm: LLM, prompts: list[str], temperature: float, max_tokens: int, mode: SpeculativeParams
 ) -> SpecStats:
-    """What speculation did, all prompts at once."""
+    """Completes all prompts at once and returns the speculation's counts."""
     params = [
         SamplingParams(
             max_tokens=max_tokens, temperature=temperature, seed=i, ignore_eos=True, speculative=mode

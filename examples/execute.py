@@ -1,9 +1,9 @@
-"""Executes the tutorial notebook and stores it with its outputs, free of what belongs to one machine.
+"""Executes the tutorial notebook and saves it with its outputs, without data of one machine.
 
-    python examples/execute.py                                   # writes examples/mtp_tutorial.ipynb itself
-    python examples/execute.py --output /tmp/out.ipynb           # leaves it as it is
+    python examples/execute.py                                   # overwrites examples/mtp_tutorial.ipynb
+    python examples/execute.py --output /tmp/out.ipynb           # writes another file
 
-Needs nbclient and ipykernel (`pip install -e '.[test]'`).
+It needs nbclient and ipykernel (`pip install -e '.[test]'`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=NOTEBOOK, help="default: %(default)s")
     args = parser.parse_args()
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    with tempfile.TemporaryDirectory() as folder:  # where it leaves its files
+    with tempfile.TemporaryDirectory() as folder:  # the notebook's working folder
         NotebookClient(
             notebook, timeout=CELL_SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}}
         ).execute()
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def clean(notebook: Any) -> None:
-    """Takes out paths, ports, times of execution and the kernel's version."""
+    """Removes paths, ports, times of execution and the kernel's version."""
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},

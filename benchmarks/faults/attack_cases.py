@@ -1,7 +1,7 @@
-"""Requests that one client may send to slow down, stop or fill up a server for all others.
+"""Requests that one client can send to slow down, stop or fill up a server for all others.
 
-An attack is what is sent at once; what must hold of each is in attacks.py. All of them have the size at which
-they did harm to some server once.
+An attack is a set of requests sent at once; attacks.py says what must hold. Each has the size at which it has
+once harmed a server.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
 TREES = ("--speculative-eagle-topk", "2", "--speculative-num-steps", "3")
-# Drafts are tokens among which there is hardly one that JSON can go on with.
+# The draft vocabulary of this map has hardly any token with which JSON can continue.
 MAPPED = (*TREES, "--speculative-token-map", str(Path(__file__).parent / "token_map.json"))
 KEY = "k" * 32
 KEYED = ("--api-key", KEY)
 MANY = "x" * 30_000_000
-ESCAPED = '",[{:' * 5_000_000  # reads like JSON
+ESCAPED = '",[{:' * 5_000_000  # characters of JSON's syntax
 WRONG_AT_THE_END = [[7] * 4000] * 250 + [[10**6]]
 TOOLS = [
     {
@@ -38,7 +38,8 @@ TOOLS = [
 
 @dataclass(frozen=True)
 class Request:
-    """leaves: the client goes away so many seconds after it sent its request. headers: further lines."""
+    """One request. leaves: seconds after sending at which the client disconnects; None: never. headers: more
+    header lines."""
 
     path: str
     body: dict[str, Any]
@@ -48,9 +49,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Attack:
-    """make: all requests, sent at once. options: of the server. honest: fields of the other client's
-    requests, for each of its own. refused: must all be answered by a 4xx? Else they may be answered too.
-    slower: how many times its usual time the honest client's may be."""
+    """make: makes all requests, which are sent at once. options: options of the server. honest(n): extra
+    fields of the honest client's n-th request. refused: whether every request must get a 4xx; otherwise they
+    can also be served. slower: maximum time of the honest client, as a multiple of its usual time."""
 
     make: Callable[[], list[Request]]
     options: Sequence[str] = ()
@@ -74,13 +75,14 @@ def gbnf_chain(rules: int) -> str:
 
 
 def endless_gbnf(number: int) -> str:
-    """50,000 rules, each of which is the next one: more than a minute. Each number has its own text."""
+    """50,000 rules, each of which refers to the next: takes more than a minute to compile. Each number gives
+    another text."""
     chain = (f"r{i} ::= r{i + 1}" for i in range(50_000))
     return "\n".join(["root ::= r0", *chain, f'r50000 ::= "{number}"'])
 
 
 def linked_objects(count: int) -> dict[str, Any]:
-    """Each object has the next one for its only property."""
+    """A schema of nested objects: the only property of each object is the next one."""
     link = {"type": "object", "additionalProperties": False, "required": ["a"]}
     nodes: dict[str, Any] = {
         f"n{i}": {**link, "properties": {"a": {"$ref": f"#/$defs/n{i + 1}"}}} for i in range(count)
@@ -94,7 +96,8 @@ def bare_references(count: int) -> dict[str, Any]:
 
 
 def endless_mask(seed: int) -> Request:
-    """After some texts that match it, llguidance 1.9.1 never says what may follow, whatever its limits."""
+    """A grammar for which llguidance 1.9.1, after some matching texts, never returns the mask of next tokens,
+    whatever its limits."""
     grammar = (
         'root ::= "a"+ ([^\\n] | r0) "z" r2*\n'
         "r0 ::= r0 (. | r2)* [a-z]+\n"
@@ -105,7 +108,7 @@ def endless_mask(seed: int) -> Request:
 
 
 def powers() -> list[str]:
-    """20 regular expressions of a million characters each, in 21 of their own."""
+    """20 regular expressions of 21 characters each; each matches a text of a million characters."""
     return [f"(({letter}{{100}}){{100}}){{100}}" for letter in "abcdefghijklmnopqrst"]
 
 
@@ -114,7 +117,7 @@ def long_regex() -> str:
 
 
 def small_schema(number: int) -> dict[str, Any]:
-    """A schema that no request before had, so that it must be compiled."""
+    """A schema that differs for every number, so that it must be compiled."""
     schema = {
         "type": "object",
         "properties": {f"key_{number}": {"type": "integer"}},
@@ -137,7 +140,8 @@ def prompt(path: str, **body: Any) -> Attack:
 
 
 def two_keys() -> list[Request]:
-    """One of them is right, which one a proxy before this server would have looked at."""
+    """Requests with a right and a wrong key. A proxy in front of the server could check the other one of the
+    two."""
     right, wrong = f"authorization: Bearer {KEY}\r\n", "authorization: Bearer none\r\n"
     return [
         Request(COMPLETIONS, completion().body, headers=lines) for lines in (right + wrong, wrong + right)

@@ -1,12 +1,12 @@
-"""Plays attacks on a server, beside an honest client, and says what of that which must hold did not.
+"""Runs attacks on a server while an honest client uses it, and reports which requirements failed.
 
-Of each attack: every request of it ends soon, in an answer, a 4xx or "try again later" (or its client goes);
-the honest client is served, within twice its usual time; the engine's process is the same; the memory of all
-processes of the server comes back.
+The requirements of each attack: every request ends soon, with an answer, a 4xx or "try again later" (or its
+client disconnects); the honest client is served, within twice its usual time; the engine's process stays the
+same; the server's processes release the memory that they took.
 
-An attacker has a machine of its own. Here it is a process of its own, which makes its bodies beforehand and
-runs at the lowest priority: it takes no time from the server that another machine would not take. It repeats
-the attack for some seconds, so that the honest client is timed beside it and not after it.
+A real attacker uses another machine. Here it is a separate process. It makes its bodies before the attack and
+runs at the lowest priority, so that it takes hardly any time from the server. It repeats the attack for some
+seconds, so that the honest client is timed during the attack and not after it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from client import Address, Answer, Hung, ask
 from server import Server, family
 
 PAUSE = 0.05  # seconds between two requests of the honest client
-STOPPED = "engine-stopped"  # the one that is no request
+STOPPED = "engine-stopped"  # the only attack without requests: the engine's process is stopped
 NAMES = (*ATTACKS, STOPPED)
-BUSY = "grammars_busy"  # 503, "try again later": a proper answer to who sends too much
+BUSY = "grammars_busy"  # 503, "try again later": a proper answer to a client that sends too much
 RESTARTS = "nextn:engine_restarts_total"
 SINCE = "nextn:seconds_since_last_step"
 
 
 @dataclass(frozen=True)
 class Rules:
-    """limit: seconds that a request may take before it is a hang. timed: does the honest client's time count?
-    megabytes: that may stay, when `patience` seconds have passed. repeat: seconds for which an attack is
-    repeated; 0: it is played once. most: of its requests, so many at most. nice: the attacker's priority."""
+    """limit: seconds after which a request counts as a hang. timed: whether the honest client's time counts.
+    megabytes: maximum growth of memory after `patience` seconds. repeat: seconds for which an attack is
+    repeated; 0: it runs once. most: maximum number of an attack's requests. nice: the attacker's priority."""
 
     limit: float = 60.0
     timed: bool = True
@@ -73,7 +73,7 @@ class Report:
 
 
 class Honest:
-    """A client with one request after another, each unlike those before."""
+    """A client that sends one request after another, each with another prompt."""
 
     def __init__(self, server: Server, attack: Attack, limit: float) -> None:
         self.server, self.attack, self.limit = server, attack, limit
@@ -81,7 +81,7 @@ class Honest:
         self.headers = f"authorization: Bearer {KEY}\r\n" if attack.options == KEYED else ""
 
     async def once(self) -> float:
-        """Seconds of one request. AssertionError when it is not served."""
+        """Sends one request and returns its seconds. Raises AssertionError if it is not served."""
         self.number += 1
         body = {
             "prompt": f"import os  # {self.number}\n", "max_tokens": 16, "temperature": 0,
@@ -93,8 +93,8 @@ class Honest:
         return answer.seconds
 
     async def first_constraint(self) -> None:
-        """What the first constraint and the first stop_regex of any client start and keep, the processes that
-        try them, is there."""
+        """Sends a first constraint and a first stop_regex. They make the server start the processes that
+        compile constraints, which stay."""
         for name in ("guided_regex", "stop_regex"):
             body = {"prompt": "import os", "max_tokens": 4, name: "[a-z]+"}
             answer = await within(ask(self.server.address, body, headers=self.headers), self.limit)
@@ -109,7 +109,7 @@ class Honest:
         return seconds
 
     async def beside(self, attack: asyncio.Future[Any]) -> list[float]:
-        """Until the attack is over; three requests at least."""
+        """Sends requests until the attack is over, at least three. Returns their seconds."""
         seconds: list[float] = []
         while not attack.done() or len(seconds) < 3:
             seconds += await self.usual(1)
@@ -117,7 +117,7 @@ class Honest:
 
 
 class Attacker:
-    """The process that sends an attack. Started at once; `ready` returns when its bodies are made."""
+    """The process that sends an attack. The constructor starts it; `ready` waits until it has its bodies."""
 
     def __init__(self, name: str, address: Address, rules: Rules) -> None:
         context = multiprocessing.get_context("spawn")
@@ -130,7 +130,7 @@ class Attacker:
         self._link.recv()
 
     def report(self) -> Report:
-        """Sends the attack, and returns what became of it."""
+        """Sends the attack and returns its results."""
         self._link.send(None)
         report: Report = self._link.recv()
         self._process.join()
@@ -150,7 +150,7 @@ def send_attack(link: Connection, name: str, address: Address, rules: Rules) -> 
 async def repeated(
     address: Address, requests: list[tuple[Request, bytes]], refused: bool, rules: Rules
 ) -> Report:
-    """Sends all requests at once, and again until the time is over or something does not hold."""
+    """Sends all requests at once, and repeats this until the time is over or a requirement fails."""
     report, until = Report(), time.monotonic() + rules.repeat
     while True:
         each = (sent(address, request, body, refused, rules.limit, report) for request, body in requests)
@@ -160,7 +160,7 @@ async def repeated(
 
 
 async def within(answer: Awaitable[Answer], limit: float) -> Answer | None:
-    """None for a hang."""
+    """The answer; None if it takes longer than `limit` seconds."""
     try:
         return await asyncio.wait_for(answer, limit)
     except (asyncio.TimeoutError, Hung):
@@ -170,7 +170,7 @@ async def within(answer: Awaitable[Answer], limit: float) -> Answer | None:
 async def sent(
     address: Address, request: Request, body: bytes, refused: bool, limit: float, report: Report
 ) -> None:
-    """One request of an attack, and what became of it."""
+    """Sends one request of an attack and adds its result to the report."""
     leaves = request.leaves
     try:
         answer = await within(
@@ -180,7 +180,7 @@ async def sent(
             ),
             limit,
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError) as e:  # nobody listens; no JSON; no error in it
+    except (OSError, ValueError, KeyError, TypeError) as e:  # no server, no JSON, or JSON without an error
         report.failures.append(f"{request.path}: no proper answer: {e!r}")
         return
     if answer is None:
@@ -195,11 +195,11 @@ async def sent(
 
 
 async def stopped(server: Server) -> Report:
-    """The engine's process is stopped for some seconds, under load; the metric must tell."""
+    """Stops the engine's process for some seconds, under load. The metric SINCE must grow meanwhile."""
     report = Report()
     engine = engine_of(server)
     assert engine is not None, "there is no engine"
-    os.kill(engine, signal.SIGSTOP)  # first: a short answer may be there within a moment
+    os.kill(engine, signal.SIGSTOP)  # before the request, because a short answer could end at once
     asked = asyncio.create_task(ask(server.address, {"prompt": "import os", "max_tokens": 64}))
     try:
         seen = []
@@ -260,7 +260,7 @@ async def play(name: str, server: Server, rules: Rules) -> dict[str, Any]:
 
 
 def engine_of(server: Server) -> int | None:
-    """The engine's process is the first that the server starts."""
+    """The pid of the engine's process, the first that the server starts; None if there is none."""
     return min(server.pids()[1:], default=None)
 
 
@@ -272,11 +272,11 @@ async def watch(server: Server, peak: list[float]) -> None:
     while True:
         with contextlib.suppress(OSError):
             peak.append(family_megabytes(server))
-        await asyncio.sleep(0.25)  # looking takes milliseconds
+        await asyncio.sleep(0.25)  # a reading takes milliseconds
 
 
 async def settled(server: Server, wanted: float, patience: float) -> float:
-    """Memory, as soon as it is no more than `wanted`, or when the patience is over."""
+    """Waits until the memory is at most `wanted`, or until the patience is over. Returns the megabytes."""
     deadline = time.monotonic() + patience
     while True:
         megabytes = family_megabytes(server)
@@ -286,7 +286,8 @@ async def settled(server: Server, wanted: float, patience: float) -> float:
 
 
 def play_all(names: list[str], options: list[str], rules: Rules) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Results one by one. Attacks of the same options share a server until one fails."""
+    """Runs the attacks and yields their results one by one. Attacks with the same options share a server
+    until one fails."""
     running: tuple[tuple[str, ...], Server] | None = None
     with contextlib.ExitStack() as stack:
         for name in sorted(names, key=lambda n: tuple(options_of(n))):

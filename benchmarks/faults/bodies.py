@@ -1,4 +1,4 @@
-"""Bodies that nobody would send on purpose: valid ones with something wrong in them, and no JSON at all."""
+"""Malformed bodies of requests: valid ones with random errors, and bodies that are not JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VALID: dict[str, dict[str, Any]] = {
         "stream_options": {"include_usage": True}, "return_spec_tokens_details": True,
     },
     "/v1/chat/completions": {
-        # Both limits: a chat that loses its only one goes on to the end of the context, and the load with it.
+        # Both limits are given. A chat that loses its only limit would run to the end of the context.
         "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 4, "max_tokens": 4,
         "temperature": 0,
         "top_logprobs": 2, "logprobs": True, "stream": False, "seed": 1, "stop": "x", "n": 2,
@@ -37,7 +37,7 @@ ODD: list[Any] = [
 
 
 def malformed(rng: random.Random) -> tuple[str, bytes]:
-    """A path and a body for it."""
+    """Returns a path and a malformed body for it."""
     path = rng.choice(list(VALID))
     kind = rng.random()
     if kind < 0.05:

@@ -1,4 +1,4 @@
-"""Clients on bare sockets, so that they can misbehave: read slowly, leave anywhere, send anything.
+"""A client on plain sockets that can misbehave: read slowly, disconnect anywhere, send anything.
 
 answer = await ask(address, {"prompt": "x", "stream": True}, leave_after=3)
 """
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 Address = tuple[str, int]
-SECONDS = 180.0  # an answer that takes longer is taken for a hang
+SECONDS = 180.0  # an answer that takes longer counts as a hang
 
 
 @dataclass
 class Answer:
-    """`ended`: whole, error (an error answer, or an error event in a stream), left (by this client), or
-    broken (the connection ended before the answer did)."""
+    """`ended`: whole, error (an error answer, or an error event in a stream), left (this client
+    disconnected), or broken (the connection ended before the answer did)."""
 
     ended: str = "broken"
     status: int = 0
-    code: str | None = None  # of the error
+    code: str | None = None  # the error's code
     text: str = ""
     events: int = 0
     first: float = 0.0  # seconds from sending to the first event, or to the whole answer
@@ -30,26 +30,26 @@ class Answer:
 
 
 class Hung(AssertionError):
-    """No answer came in time."""
+    """No answer arrived in time."""
 
 
 async def ask(
     address: Address,
     body: dict[str, Any] | bytes,
     path: str = "/v1/completions",
-    leave_after: int | None = None,  # events; 0: when the body has been sent
-    send_only: int | None = None,  # bytes of the request; then the client leaves
+    leave_after: int | None = None,  # events after which the client disconnects; 0: after sending the body
+    send_only: int | None = None,  # bytes of the request that are sent; then the client disconnects
     pause: float = 0.0,  # seconds before each read
-    piece: int = 65536,  # bytes that a read takes at most
-    headers: str = "",  # further lines
+    piece: int = 65536,  # maximum bytes of a read
+    headers: str = "",  # more header lines
 ) -> Answer:
-    """One request on a connection of its own. Raises Hung, OSError when nobody listens."""
+    """Sends one request on a new connection. Raises Hung, and OSError if there is no server."""
     answer, loop = Answer(), asyncio.get_running_loop()
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: faults\r\nconnection: close\r\n{headers}"
     head += f"content-length: {len(data)}\r\n\r\n"
     began = loop.time()
-    # A small limit: what is not read soon stays in the sockets, and then in the server.
+    # The limit is small, so that unread data fills the sockets and then the server.
     reader, writer = await asyncio.open_connection(*address, limit=65536)
     try:
         await asyncio.wait_for(
@@ -68,7 +68,7 @@ async def ask(
     except asyncio.TimeoutError as e:
         raise Hung(f"{path} {data[:200]!r}: no end after {SECONDS:.0f} s, {answer}") from e
     except OSError:
-        pass  # reset: broken
+        pass  # a reset: `ended` stays broken
     finally:
         writer.transport.abort()
         with contextlib.suppress(OSError):
@@ -113,7 +113,7 @@ async def talk(
 
 
 def understand(come: bytes, answer: Answer) -> None:
-    """Reads a whole HTTP answer, or what there is of one."""
+    """Parses an HTTP answer, which can be incomplete."""
     head, found, rest = come.partition(b"\r\n\r\n")
     if not found:
         return
@@ -150,7 +150,7 @@ def stream(body: bytes, complete: bool, answer: Answer) -> None:
 
 
 def text_of(data: Any) -> str:
-    """Of an answer of OpenAI's kind; "" for others, whose texts are not compared."""
+    """The text of an answer in OpenAI's form; "" for other answers, whose texts are not compared."""
     if not isinstance(data, dict):
         return ""
     choices = data.get("choices", [])
@@ -158,7 +158,7 @@ def text_of(data: Any) -> str:
 
 
 def dechunked(body: bytes) -> tuple[bytes, bool]:
-    """The parts of a chunked body together, and whether its end is there."""
+    """Returns the joined parts of a chunked body, and whether the body is complete."""
     parts = []
     while True:
         size, found, body = body.partition(b"\r\n")

@@ -1,4 +1,4 @@
-"""A TCP proxy that is a bad network: it delays, cuts into pieces, stalls, closes and resets.
+"""A TCP proxy that acts like a bad network: it delays, cuts into pieces, stalls, closes and resets.
 
 async with ChaosProxy(server_address, random.Random(0)) as proxy:
     ... proxy.address ...
@@ -21,7 +21,7 @@ STALL_SECONDS = 1.0
 
 
 class ChaosProxy:
-    """Each connection has one fate; `fates` counts them."""
+    """The proxy. Each connection gets one of FATES at random; `fates` counts them."""
 
     def __init__(self, server: Address, rng: random.Random) -> None:
         self.server, self.rng = server, rng
@@ -64,7 +64,7 @@ class ChaosProxy:
             asyncio.ensure_future(self._pass_on(upper_reader, writer, fate, random.Random(down))),
         }
         try:
-            # The answer's end, or either way's early one, ends both.
+            # The end of one direction ends the connection.
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for way in ways:
@@ -97,7 +97,7 @@ class ChaosProxy:
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
-    """Its end will be an RST, not a FIN."""
+    """Makes the connection end with an RST instead of a FIN."""
     sock = writer.get_extra_info("socket")
     if sock is not None:
         with contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
-"""What a server has to live through. Each scenario is a load for some seconds; what must hold is
-asserted, and what was seen comes back as figures.
+"""Scenarios with faults that a server must survive. Each is a load for some seconds. It asserts its
+requirements and returns its measurements.
 
-In all of them: no answer but whole ones, clear errors, and what the fault itself broke; every whole greedy
-text is the one that its prompt always gets; at the end nothing runs, no page is held, every request is
-accounted for, no connection is left open.
+Requirements of all scenarios: every answer is whole or a clear error, except those that the fault itself
+breaks; every whole greedy text equals the other texts of its prompt; at the end no request runs, no page is
+held, every request is counted, and no connection is open.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from nextn.bench.prompts import heldout_prompts
 
 PROMPTS = 16
 MAX_TOKENS = 48
-GROWTH = 48.0  # MiB that a server may grow by while a load goes on, once it is warm
-FEW = 4  # files that a server may open for good, such as its log's
-KILL_EVERY = 3.0  # seconds, on average
-PATIENCE = 120.0  # seconds at most that a load goes on for what it is to bring about
+GROWTH = 48.0  # maximum growth of a server's memory during a load, in MiB, after it is warm
+FEW = 4  # maximum number of files that a server keeps open after a load, for example its log
+KILL_EVERY = 3.0  # seconds between two kills, on average
+PATIENCE = 120.0  # maximum seconds by which a load is extended until its event has happened
 
 Figures = dict[str, Any]
 Once = Callable[[int], Awaitable[Answer]]
@@ -37,7 +37,7 @@ Once = Callable[[int], Awaitable[Answer]]
 
 @dataclass
 class Load:
-    """The clients of one scenario and what became of their requests."""
+    """The clients of one scenario, and the results of their requests."""
 
     server: Server
     seconds: float
@@ -49,12 +49,12 @@ class Load:
     texts: dict[int, str] = field(default_factory=dict)
     megabytes: list[float] = field(default_factory=list)
     tokens: int = 0
-    took: float = 0.0  # seconds; the last answers come when the time is over
-    more: Figures = field(default_factory=dict)  # of the scenario's own
+    took: float = 0.0  # seconds in total; the last answers end after `seconds`
+    more: Figures = field(default_factory=dict)  # extra measurements of the scenario
     max_tokens: int = MAX_TOKENS  # of each answer
 
     def body(self, number: int, **more: Any) -> dict[str, Any]:
-        """Every prompt comes again and again, greedy, so that its texts can be compared."""
+        """The body of a greedy request. The prompts repeat, so that their texts can be compared."""
         prompt = self.prompts[number % PROMPTS]
         body = {
             "prompt": prompt,
@@ -71,8 +71,9 @@ class Load:
     async def run(
         self, once: Once, *beside: Awaitable[None], seen: Callable[[], object] | None = None
     ) -> None:
-        """`clients` of them do `once` again and again, longer if on a busy machine `seen` does not hold yet:
-        by default, that a request was answered. `beside`: never ends by itself."""
+        """Runs `clients` clients, each of which calls `once` repeatedly, for `seconds`. If `seen` is not true
+        then, for example on a busy machine, the load continues for at most PATIENCE. By default `seen` is
+        that a request was answered. `beside`: endless tasks that run meanwhile."""
         began = time.monotonic()
         until, latest = began + self.seconds, began + self.seconds + PATIENCE
         enough = seen or (lambda: self.ended["whole"])
@@ -93,7 +94,7 @@ class Load:
         try:
             done, _ = await asyncio.wait({clients, *others}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()  # raises what went wrong
+                task.result()  # raises the task's error
         finally:
             for task in (clients, *others):
                 task.cancel()
@@ -117,7 +118,7 @@ class Load:
 
     @property
     def growth(self) -> float:
-        """MiB, from the first third to the last tenth."""
+        """Growth of memory in MiB, from about the first third of the load to its last tenth."""
         n = len(self.megabytes)
         early, late = self.megabytes[n // 4 : n // 3 + 1], self.megabytes[-max(1, n // 10) :]
         return statistics.median(late) - statistics.median(early)
@@ -138,21 +139,21 @@ class Load:
         }
 
     def allow(self, ended: set[str], codes: set[str] | None = None) -> None:
-        """Nothing else may have happened."""
+        """Asserts that only these ends and error codes occurred, and that a request was answered."""
         assert set(self.ended) <= ended, self.ended
         assert set(self.codes) <= (codes or set()), self.codes
         assert self.ended["whole"] > 0, self.ended
 
 
 async def streams(load: Load) -> None:
-    """So many streams at once, and not one error."""
+    """Many streams at once, without an error."""
     await load.run(lambda i: ask(load.server.address, load.body(i)))
     load.allow({"whole"})
     assert load.growth < GROWTH, load.megabytes
 
 
 async def vanish(load: Load) -> None:
-    """Clients that leave: in the middle of their request, before their answer, in the middle of it."""
+    """Clients that disconnect: within their request, before their answer, or within it."""
     rng = load.rng
 
     async def once(i: int) -> Answer:
@@ -172,8 +173,8 @@ async def vanish(load: Load) -> None:
 
 
 async def slow_readers(load: Load) -> None:
-    """Half of the clients take their answers a few bytes at a time, and hold up nobody. /generate sends the
-    text so far with every token: more than the sockets on the way hold."""
+    """Half of the clients read their answers slowly, and must not delay the others. Their endpoint,
+    /generate, sends the whole text so far with every token: more than the sockets' buffers can hold."""
 
     async def once(i: int) -> Answer:
         if i % 2:
@@ -188,7 +189,7 @@ async def slow_readers(load: Load) -> None:
 
 
 async def bad_network(load: Load) -> None:
-    """A proxy between that delays, cuts into pieces, stalls, closes and resets."""
+    """A proxy between clients and server, which delays, cuts into pieces, stalls, closes and resets."""
     async with ChaosProxy(load.server.address, load.rng) as proxy:
         await load.run(lambda i: ask(proxy.address, load.body(i, stream=i % 3 > 0)))
     load.allow({"whole", "broken"})
@@ -196,14 +197,15 @@ async def bad_network(load: Load) -> None:
 
 
 async def engine_killed(load: Load) -> None:
-    """The engine dies every few seconds. Its requests get an error at once, later ones 503 until there is
-    another."""
+    """The engine is killed every few seconds. Its requests get an error at once, later ones a 503 until there
+    is a new engine."""
     rng = load.rng
 
     async def kill() -> None:
         while True:
             await asyncio.sleep(KILL_EVERY * (0.5 + rng.random()))
-            # One that is starting only now and then: the server waits longer after each that does not start.
+            # An engine that is still starting is killed only sometimes: after each failed start the server
+            # waits longer.
             if rng.random() < 0.2 or await asyncio.to_thread(load.server.healthy):
                 load.server.kill_engine()
 
@@ -218,12 +220,12 @@ async def engine_killed(load: Load) -> None:
 
 
 async def pages_run_out(load: Load) -> None:
-    """More requests than the pool has pages for: they take turns, and all come to their end."""
+    """More requests than the pool has pages for. They take turns, and all must finish."""
 
     def retracted() -> float:
         return load.server.metrics()["nextn:num_retracted_reqs"]
 
-    # Prompts are let in when they fit. Short answers might never need more pages than happen to be free.
+    # Requests are admitted if their prompts fit. With short answers the free pages could always be enough.
     load.max_tokens = 256
     before = retracted()
     await load.run(lambda i: ask(load.server.address, load.body(i)), seen=lambda: retracted() > before)
@@ -232,16 +234,16 @@ async def pages_run_out(load: Load) -> None:
 
 
 async def malformed_bodies(load: Load) -> None:
-    """None is a 500, none stays unanswered. Memory grows by what the answers that came at the same time once
-    took: with log-probabilities half a kilobyte for each token on its way."""
+    """Malformed bodies: all are answered, none with a 500. Memory grows by the maximum size of simultaneous
+    answers: with log-probabilities half a kilobyte for each token that is not sent yet."""
 
     async def once(i: int) -> Answer:
         path, body = malformed(load.rng)
         answer = await ask(load.server.address, body, path)
         assert answer.status < 500 or answer.code == "queue_full", (path, body, answer)
         assert answer.ended != "broken", (path, body, answer)
-        answer.text = ""  # not to be compared
-        answer.code = None  # of many kinds
+        answer.text = ""  # these texts are not compared
+        answer.code = None  # every code is allowed here
         return answer
 
     await load.run(once)
@@ -250,7 +252,7 @@ async def malformed_bodies(load: Load) -> None:
 
 
 async def everything(load: Load) -> None:
-    """All of it but dead engines, for long: memory stays flat."""
+    """All faults except killed engines, for a long time. Memory must not grow."""
     rng = load.rng
 
     async def once(i: int) -> Answer:
@@ -265,7 +267,7 @@ async def everything(load: Load) -> None:
         if kind == 2:
             return await ask(load.server.address, load.body(i), pause=0.002, piece=512)
         if kind == 3:
-            # New each time: the prefix cache fills up and forgets.
+            # The prompt is always new, so that the prefix cache fills up and evicts pages.
             return await ask(
                 load.server.address, load.body(i, prompt=f"# {rng.random()}\nimport ")
             ) and Answer("whole")
@@ -286,11 +288,11 @@ SCENARIOS: dict[str, Callable[[Load], Awaitable[None]]] = {
     "pages": pages_run_out,
     "soak": everything,
 }
-SMALL_POOL = frozenset({"pages"})  # has a server of its own
+SMALL_POOL = frozenset({"pages"})  # scenarios that need their own server, with a small pool
 
 
 async def play(name: str, server: Server, seconds: float, clients: int, seed: int) -> Figures:
-    """Raises AssertionError when something happens that must not."""
+    """Runs a scenario and returns its measurements. Raises AssertionError if a requirement fails."""
     load = Load(server, seconds, clients, random.Random(seed))
     before = server.metrics()["nextn:engine_restarts_total"]
     opened = server.descriptors()

@@ -1,4 +1,4 @@
-"""The server under test: `nextn serve` that checks its bookkeeping after every step, and what it shows."""
+"""The server under test: a `nextn serve` that checks its bookkeeping after every step, and its state."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from nextn.bench.local_server import LocalServer
 
 COUNTS = ("num_requests_total", "num_aborted_requests_total", "num_failed_requests_total")
 IDLE = ("num_running_reqs", "num_queue_reqs", "num_used_tokens")
-ENGINE = b"spawn_main"  # on the command line of an engine
-SETTLE_SECONDS = 60.0  # an engine that died often is waited for by up to half of them
+ENGINE = b"spawn_main"  # in the command line of an engine's process
+SETTLE_SECONDS = 60.0  # the server can take half of them to restart an engine that has died often
 
 
 class Server:
-    """Up when entered; its end is looked at when left."""
+    """A context manager: the server is ready when the context is entered, and is stopped when it ends."""
 
     def __init__(self, options: Sequence[str]) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -55,27 +55,28 @@ class Server:
         return httpx.get(self.url + "/readyz").status_code == 200
 
     def pids(self) -> list[int]:
-        """The server's and, while there is one, the engine's."""
+        """Process ids: the server's first, then the engine's if there is one."""
         return [self._server.pid, *children(self._server.pid, ENGINE)]
 
     def megabytes(self) -> float:
-        """Resident, both processes together."""
+        """Resident memory of both processes together, in MiB."""
         pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids())
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     def descriptors(self) -> int:
-        """Files and connections that the server has open."""
+        """Number of open files and connections of the server."""
         return len(os.listdir(f"/proc/{self._server.pid}/fd"))
 
     def kill_engine(self) -> bool:
-        """False when there is none."""
+        """Kills the engine's process. Returns False if there is none."""
         engines = self.pids()[1:]
         for pid in engines:
             os.kill(pid, signal.SIGKILL)
         return bool(engines)
 
     async def settled(self) -> dict[str, float]:
-        """The metrics when nothing runs any more and every request is accounted for. AssertionError."""
+        """Waits until no request runs and every request is counted, and returns the metrics. Raises
+        AssertionError after SETTLE_SECONDS."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while True:
             metrics = await asyncio.to_thread(self.metrics)
@@ -93,13 +94,13 @@ class Server:
             await asyncio.sleep(0.05)
 
     def complaints(self) -> list[str]:
-        """Lines of the log that no fault excuses."""
+        """Lines of the log that no fault justifies."""
         lines = self.log.read_text(errors="replace").splitlines()
         return [line for line in lines if "Traceback" in line or "AssertionError" in line or "never" in line]
 
 
 def children(pid: int, word: bytes) -> list[int]:
-    """Of all threads of a process: those with the word on their command line."""
+    """Child processes of all threads of a process that have the word in their command line."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -115,7 +116,7 @@ def command(pid: int) -> bytes:
 
 
 def runs(pid: int) -> bool:
-    """A zombie does not."""
+    """Whether a process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -123,8 +124,8 @@ def runs(pid: int) -> bool:
 
 
 def family(pid: int) -> list[tuple[int, float]]:
-    """A process and all that descend from it: pids, and megabytes, of which each has its part where several
-    share them: forked processes share nearly all they have."""
+    """A process and all its descendants: (pid, MiB). Memory that several processes share is divided among
+    them (Pss), because forked processes share most of their memory."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

@@ -1,11 +1,11 @@
-"""`nextn serve` with an engine that costs nothing: at each step every request gets tokens of a script.
+"""Runs `nextn serve` with an engine without a model: in each step every request gets tokens of a script.
 
 python benchmarks/front/scripted.py BRAKE STREAMS LEAD STEP_MS TOKENS --port 0 ...   # options of nextn serve
 
-The engine's process, its loop and its messages are nextn's own; only the steps are scripted. The first step
-waits for STREAMS requests. The engine never runs ahead of the clients by more than LEAD steps: they count in
-the file BRAKE what they have received. STEP_MS: how long a step takes at least. TOKENS: of each request, at
-each step.
+The engine's process, loop and messages are nextn's; only the steps are scripted. The first step waits for
+STREAMS requests. The engine is ahead of the clients by at most LEAD steps: the clients count the tokens that
+they have received in the file BRAKE. STEP_MS: minimum time of a step. TOKENS: tokens of each request in each
+step.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from nextn.server_config import ServerConfig
 from nextn.stats import EngineStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
-CHARS = 4  # of each token of the script: so clients can count tokens in any event
-SCRIPT = 64  # different tokens
+CHARS = 4  # characters of each token of the script, so that clients can count the tokens of an event
+SCRIPT = 64  # number of different tokens
 CONTEXT = 1 << 20
 
 
 def script(tokenizer: Tokenizer) -> list[int]:
-    """Tokens of CHARS plain letters or spaces each."""
+    """The script: up to SCRIPT tokens of CHARS plain letters or spaces each."""
     spelled = tokenizer.token_bytes()
     plain = (i for i in range(tokenizer.vocab_size) if len(spelled[i]) == CHARS and words(spelled[i]))
     return [token for token, _ in zip(plain, range(SCRIPT), strict=False)]
@@ -42,7 +42,7 @@ def words(text: bytes) -> bool:
 
 
 class ScriptedEngine:
-    """What `nextn.server.process.engine_process.loop` needs of an `Engine`."""
+    """A scripted engine, with the part of `Engine` that `nextn.server.process.engine_process.loop` uses."""
 
     context_length, eos_token_ids, wakes, stalled = CONTEXT, frozenset[int](), None, False
 

@@ -1,5 +1,5 @@
-"""When a scripted engine may make its next step, and with which tokens. Needs nothing but Python, for engines
-of other virtual environments."""
+"""The time and the tokens of a scripted engine's next step. Uses only Python's standard library, for engines
+in other virtual environments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-WAIT_SECONDS = 0.05  # for the clients, at a time: in between, messages are read
+WAIT_SECONDS = 0.05  # maximum time of one wait for the clients; between two waits messages are read
 NAP_SECONDS = 2e-4
 
 
@@ -28,17 +28,18 @@ class Brake:
 
 
 class ScriptedSteps:
-    """Never runs ahead of the clients by more than `lead` steps: they count what they have received in the
-    file `brake`. per_step: tokens of each request, at each step. step_seconds: of a step, at least."""
+    """Steps that are ahead of the clients by at most `lead`. The clients count the tokens that they have
+    received in the file `brake`. per_step: tokens of each request in each step. step_seconds: minimum time of
+    a step."""
 
     def __init__(self, brake: Path, lead: int, step_seconds: float, per_step: int) -> None:
         self.brake, self.lead = Brake(brake), lead
         self.step_seconds, self.per_step = step_seconds, per_step
         self.made = 0  # tokens, less those of requests that were aborted
-        self._next = 0.0  # when the next step may end
+        self._next = 0.0  # earliest time at which the next step can end
 
     def wait(self, running: int) -> bool:
-        """For a step of so many requests. False: not yet, though a moment was waited for."""
+        """Waits for a step of `running` requests, at most WAIT_SECONDS. Returns whether it can be made."""
         count = self.per_step * running
         deadline = time.perf_counter() + WAIT_SECONDS
         while self.made + count - self.brake.get() > self.lead * count or time.perf_counter() < self._next:
@@ -49,7 +50,7 @@ class ScriptedSteps:
         return True
 
     def tokens(self, script: Sequence[int], had: int, most: int) -> list[int]:
-        """The next ones of a request that has `had` of `most`."""
+        """The next tokens of a request that has `had` of its `most` tokens."""
         begin = had % len(script)
         tokens = [*script, *script][begin : begin + self.per_step][: most - had]
         self.made += len(tokens)

@@ -1,10 +1,10 @@
-"""vLLM's server with an engine that costs nothing: at each step every request gets tokens of a script.
+"""Runs vLLM's server with an engine without a model: in each step every request gets tokens of a script.
 
     VENV/bin/python benchmarks/front/scripted_vllm.py SETTINGS MODEL --port 8001 ...   # options of vllm serve
 
-As scripted.py does it for nextn: the engine's process, its loop and its messages are vLLM's own. Scheduler
-and executor are scripted, which vLLM allows (`--scheduler-cls`, `--distributed-executor-backend`).
-SETTINGS: JSON of `Settings`. Runs in vLLM's virtual environment (peers/install.sh), without nextn.
+It is scripted.py for vLLM. The engine's process, loop and messages are vLLM's; scheduler and executor are
+scripted, through `--scheduler-cls` and `--distributed-executor-backend`. SETTINGS: JSON of `Settings`. It
+runs in vLLM's virtual environment (peers/install.sh), without nextn.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import Request
 
-SETTINGS = "NEXTN_SCRIPT"  # the variable of the environment in which the engine's process finds them
-ANSWERS: dict[str, list[Any]] = {  # of a worker that has no model
+SETTINGS = "NEXTN_SCRIPT"  # the environment variable from which the engine's process reads its settings
+ANSWERS: dict[str, list[Any]] = {  # answers of a worker without a model
     "get_kv_cache_spec": [{}],
     "get_supported_kv_cache_layouts": [["NHD"]],
     "get_supported_tasks": [("generate",)],
@@ -35,7 +35,7 @@ ANSWERS: dict[str, list[Any]] = {  # of a worker that has no model
 
 
 class Settings(NamedTuple):
-    """Those of scripted.py, and the script: ids of tokens."""
+    """The settings of scripted.py, and the script as token ids."""
 
     brake: str
     streams: int
@@ -46,7 +46,7 @@ class Settings(NamedTuple):
 
 
 class ScriptedExecutor(Executor):
-    """Has no model; a step's result says nothing."""
+    """An executor without a model. The result of a step has no contents."""
 
     def _init_executor(self) -> None: ...
 
@@ -62,12 +62,12 @@ class ScriptedExecutor(Executor):
 
 
 class ScriptedScheduler(SchedulerInterface):
-    """Every request is in every step."""
+    """A scheduler that puts every request into every step."""
 
     def __init__(self, *args: object, **options: object) -> None:
         own = self.settings = Settings(*json.loads(os.environ[SETTINGS]))
         self.steps = ScriptedSteps(Path(own.brake), own.lead, own.step_seconds, own.per_step)
-        self._running: dict[str, tuple[Request, int]] = {}  # and how many tokens it has
+        self._running: dict[str, tuple[Request, int]] = {}  # (request, number of its tokens)
         self._begun = False
         self.connector = self.ec_connector = None
 

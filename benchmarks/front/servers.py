@@ -21,7 +21,7 @@ from nextn.utils import free_port
 HERE = Path(__file__).parent
 MODEL_NAME = "scripted"
 HOST = "127.0.0.1"
-# As peers/variants.py sets it. vLLM needs memory for a cache that nothing uses here.
+# The same settings as in peers/variants.py. vLLM needs memory for a cache, which is not used here.
 VLLM = {
     "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_MLA_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -31,7 +31,7 @@ Started = Iterator[tuple[int, tuple[str, int]]]  # the pid and the address
 
 
 class Load(NamedTuple):
-    """What the script plays (scripted.py). model_path: whose tokenizer is used."""
+    """The settings of a scripted engine (scripted.py). model_path: folder with the tokenizer."""
 
     model_path: str
     brake: Path
@@ -43,7 +43,7 @@ class Load(NamedTuple):
 
 @contextmanager
 def nextn_server(tree: Path, load: Load, options: list[str]) -> Started:
-    """From this source tree."""
+    """Starts nextn's server from this source tree."""
     command = [sys.executable, str(HERE / "scripted.py"), str(load.brake), str(load.streams), str(load.lead)]
     command += [str(load.step_ms), str(load.per_step), "--model-path", load.model_path, "--port", "0"]
     command += ["--served-model-name", MODEL_NAME, "--log-level", "warning"]
@@ -66,7 +66,7 @@ def nextn_server(tree: Path, load: Load, options: list[str]) -> Started:
 
 @contextmanager
 def vllm_server(environment: Path, load: Load, script: list[int]) -> Started:
-    """From this virtual environment."""
+    """Starts vLLM's server from this virtual environment."""
     port = free_port(HOST)
     own = [str(load.brake), load.streams, load.lead, load.step_ms / 1e3, load.per_step, script]
     command = [str(environment / "bin" / "python"), str(HERE / "scripted_vllm.py"), json.dumps(own)]

@@ -1,4 +1,4 @@
-"""A client that costs little: streams over plain sockets, one thread, no parser of JSON or HTTP."""
+"""A client that takes little CPU time: streams over plain sockets, one thread, no parser of JSON or HTTP."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SILENCE_SECONDS = 20.0
 
 
 class Now(NamedTuple):
-    """Where all streams together are."""
+    """The totals of all streams at one time."""
 
-    at: float  # perf_counter
+    at: float  # time.perf_counter()
     characters: int
     events: int
     bytes: int
@@ -34,7 +34,7 @@ class Stream:
     done: bool = False
 
     def take(self) -> tuple[int, int, int]:
-        """Characters, events and bytes that have come."""
+        """Reads once. Returns the new characters, events and bytes. Raises ConnectionError."""
         data = self.socket.recv(READ)
         if not data:
             raise ConnectionError(f"the server closed the connection after {self.rest[-200:]!r}")
@@ -62,9 +62,9 @@ def run(
     received: Callable[[int], None],
     mark: Callable[[], None],
 ) -> tuple[Now, Now, list[str]]:
-    """Sends the request on `count` connections. Returns how far the streams were when all had begun, and when
-    the first one ended, and their texts. `received` is called with the number of characters so far, `mark` at
-    both times."""
+    """Sends the request on `count` connections. Returns the totals when all streams had begun, the totals
+    when the first one ended, and all texts. Calls `received` with the number of characters so far, and `mark`
+    at both times. Raises TimeoutError if no stream sends data for SILENCE_SECONDS."""
     streams = []
     characters = events = size = 0
     begun: set[Stream] = set()

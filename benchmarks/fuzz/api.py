@@ -1,15 +1,15 @@
-"""schemathesis on /openapi.json: every operation, with data that its schema takes and data that it does not.
+"""Tests every operation of /openapi.json with schemathesis, with data that its schema allows and other data.
 
 benchmarks/fuzz/install.sh && python benchmarks/fuzz/api.py            # 3 minutes
 python benchmarks/fuzz/api.py --max-examples 5 --phases fuzzing        # 20 seconds
 
-Held: no answer is a 500 or takes a minute; what is told is what the schema says, in a kind and with a status
-that it names; what the schema does not take is refused; so are other methods, with the right ones named.
-Then, as in load_and_faults.py: nothing runs, no page is held, every request is accounted for, the log has no
-complaint.
+Requirements: no answer is a 500 or takes a minute; an answer's contents, media type and status are those of
+the schema; data that the schema does not allow is refused; other methods are refused too, and the answer
+names the right ones. Afterwards, as in load_and_faults.py, no request runs, no page is held, every request is
+counted, and the log has no complaint.
 
-Not held is that what the schema takes is accepted: it cannot say which fields go together, which token ids a
-model has, or how long its context is.
+It is not required that data which the schema allows is accepted: the schema cannot say which fields go
+together, which token ids a model has, or how long its context is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from last_line import tell
 from server import Server
 
-SECONDS = "60"  # for one answer; longer is taken for a hang
+SECONDS = "60"  # an answer that takes longer counts as a hang
 COUNTED = re.compile(r'nextn:http_responses_total\{endpoint="(.*?)".*status_code="(\d+)"\}')
 
 
@@ -60,7 +60,7 @@ def main() -> int:
             "--continue-on-failure", "--suppress-health-check", "all", "--warnings", "off",
         ]  # fmt: skip
         hooked = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "SCHEMATHESIS_HOOKS": "hooks"}
-        with tempfile.TemporaryDirectory() as folder:  # it leaves files where it runs
+        with tempfile.TemporaryDirectory() as folder:  # schemathesis leaves files in its working folder
             done = subprocess.run(
                 [Path(command).absolute(), "run", f"{server.url}/openapi.json", *options],
                 stdout=sys.stderr,

@@ -1,5 +1,5 @@
-"""Loaded by schemathesis (api.py): most of what the schema takes is refused for what a schema cannot say, so
-half of it is changed into what is answered."""
+"""Hooks that schemathesis loads (api.py). The server refuses most of the data that the schema allows, for
+reasons that a schema cannot express. So half of these bodies are changed into ones that it answers."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
         if rng.random() < 0.5:
             case.body = answerable(case.body, case.path == "/generate", rng)
     if isinstance(case.body, dict) and os.path.isabs(str(case.body.get("output_dir"))):
-        case.body = {**case.body, "output_dir": os.devnull}  # no folders all over the machine
+        case.body = {**case.body, "output_dir": os.devnull}  # do not make folders on this machine
 
 
 def answerable(body: dict[str, Any], native: bool, rng: random.Random) -> dict[str, Any]:
-    """`native`: it is one for /generate, where every list must have as many entries as there are prompts."""
+    """Changes a body into one that the server answers. `native`: a body for /generate, whose lists must have
+    as many entries as there are prompts."""
     kept = {name: within(name, value) for name, value in body.items() if name in NEEDED or rng.random() < 0.3}
     for name in ("model", "logit_bias", "priority", "tool_choice", "routed_dp_rank", "data_parallel_rank"):
         kept.pop(name, None)
@@ -42,7 +43,7 @@ def answerable(body: dict[str, Any], native: bool, rng: random.Random) -> dict[s
         kept["messages"] = [{"role": "user", "content": "hi"}]
     for needed, limit in LIMITS.items():
         if needed in kept:
-            for other in LIMITS.values():  # two that differ are refused
+            for other in LIMITS.values():  # two different limits are refused
                 kept.pop(other, None)
             kept[limit] = rng.randint(1, 8)
     if native:
@@ -53,7 +54,7 @@ def answerable(body: dict[str, Any], native: bool, rng: random.Random) -> dict[s
 
 
 def within(name: str, value: Any) -> Any:
-    """Numbers in their range, token ids in the vocabulary."""
+    """The value, with numbers moved into their range and token ids into the vocabulary."""
     if isinstance(value, bool):
         return value
     if name in RANGES and isinstance(value, (int, float)):

@@ -1,5 +1,5 @@
-"""Random requests: grammars, schemas, regular expressions and sampling parameters, half of them such as a
-careful client would send, half such as nobody would. The same for the same random generator.
+"""Random requests with grammars, schemas, regular expressions and sampling parameters. About half of the
+values are ordinary, and half are extreme or wrong. A request depends only on the random generator.
 
 request = hostile(random.Random("7/41"))     # request 41 of seed 7
 """
@@ -20,7 +20,8 @@ VERIFY = ("exact", "rejection", "block", "typical")
 ODD: tuple[Any, ...] = (
     None, True, -1, 0, 0.5, 2**31, 2**63, 1e308, 5e-324, float("nan"), float("inf"), "", "x", [], [1], {},
 )  # fmt: skip
-# Edges of what is taken, and what is not, for each parameter; /generate has other names for some.
+# For each parameter: (values at the edges of what is accepted, values that are refused or extreme). /generate
+# has other names for some parameters.
 PARAMS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "temperature": ((0, 1e-6, 0.7, 1, 2, 100), (-1, 1e-45, 1e308)),
     "top_p": ((1, 0.5, 1e-9), (0, 1.1, -1, 5e-324)),
@@ -43,7 +44,8 @@ NATIVE = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed"
 
 @dataclass(frozen=True)
 class Hostile:
-    """leaves: after so many events the client goes away; 0: when it has sent its request."""
+    """leaves: number of events after which the client disconnects; 0: after sending its request; None:
+    never."""
 
     path: str
     body: dict[str, Any]
@@ -81,7 +83,7 @@ def hostile(rng: random.Random) -> Hostile:
 
 
 def besides(rng: random.Random, path: str) -> dict[str, Any]:
-    """Fields beside the sampling parameters."""
+    """Random fields other than sampling parameters."""
     found: dict[str, Any] = {}
     if rng.random() < 0.4:
         found["stream"] = True
@@ -110,7 +112,7 @@ def prompt(rng: random.Random) -> str:
 
 
 def constraint(rng: random.Random, native: bool) -> tuple[str, Any]:
-    """(field, its value). native: one of those that /generate knows."""
+    """A random constraint: (field, value). native: only constraints that /generate has."""
     kinds: list[tuple[str, Callable[[random.Random], Any]]] = [
         ("json_schema", lambda r: schema(r, 4)),
         ("json_schema", linked),
@@ -129,7 +131,7 @@ def constraint(rng: random.Random, native: bool) -> tuple[str, Any]:
 
 
 def count(rng: random.Random) -> int:
-    """Small as a rule."""
+    """A random count, mostly small."""
     return rng.choice(COUNTS[:6]) if rng.random() < 0.85 else rng.choice(COUNTS)
 
 
@@ -138,7 +140,7 @@ def text(rng: random.Random) -> str:
 
 
 def size(rng: random.Random) -> int:
-    """Of rules, branches, ...: a handful; one in 40 has thousands."""
+    """A random number of rules, branches, ...: below 8, but in one case of 40 thousands."""
     return rng.choice((1000, 5000)) if rng.random() < 0.025 else rng.randrange(1, 8)
 
 
@@ -181,7 +183,7 @@ def repeat(rng: random.Random) -> str:
 
 
 def rule(rng: random.Random, names: list[str], literal: Callable[[random.Random], str]) -> str:
-    """A grammar rule's right side, in GBNF and Lark alike."""
+    """The right side of a grammar rule, in a form that is valid in both GBNF and Lark."""
     parts = []
     for _ in range(rng.randrange(1, 5)):
         kind = rng.randrange(6)
@@ -215,7 +217,7 @@ def lark(rng: random.Random) -> str:
 
 
 def linked(rng: random.Random) -> dict[str, Any]:
-    """Definitions that refer to each other, in a chain, a circle or anyhow."""
+    """A schema with definitions that refer to each other, in a chain, in a circle or at random."""
     n = size(rng) + 1
     nodes: dict[str, Any] = {}
     for i in range(n):

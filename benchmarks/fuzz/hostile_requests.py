@@ -1,12 +1,13 @@
-"""Random requests against a real server, for long: grammars, schemas, regular expressions, sampling
-parameters, speculation, clients that leave.
+"""Sends random requests to a real server for a long time, to find requests that harm it.
 
 python benchmarks/fuzz/hostile_requests.py --seconds 3600 --keep findings
 python benchmarks/fuzz/hostile_requests.py --seed 7 --only 41 --keep findings    # one request again
 
-Held: no answer is a 500, none takes longer than --limit, the engine's process stays the same. Requests for
-which that does not hold are kept in --keep, one file each, and the exit code is 1. Half of the time the
-server drafts chains, half of it trees. Request i of a seed is always the same. The last line is JSON.
+Requests have random grammars, schemas, regular expressions, sampling parameters and speculation, and some
+clients disconnect. Requirements: no answer is a 500, none takes longer than --limit, and the engine's process
+stays the same. A request that breaks one is written to the folder --keep, one file each, and the exit code is
+1. Half of the time the server drafts chains, and half of the time trees. Request i of a seed is always the
+same. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -41,26 +42,27 @@ BUSY = ("queue_full", "engine_unavailable", "grammars_busy")
 
 
 class Fuzz:
-    """`limit`: seconds for an answer. `keep`: a folder for what is found."""
+    """`limit`: maximum seconds of an answer. `keep`: folder for the requests that broke a requirement."""
 
     def __init__(self, seed: int, limit: float, keep: Path | None) -> None:
         self.seed, self.limit, self.keep = seed, limit, keep
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.found: list[dict[str, Any]] = []
         self.running: dict[int, Hostile] = {}
-        self.engine: int | None = None  # its process
+        self.engine: int | None = None  # pid of the engine
 
     async def play(
         self, server: Server, shape: str, numbers: Iterator[int], until: float, clients: int
     ) -> Any:
-        """Until the time is over or there are no more numbers. Returns what became of pid and memory."""
+        """Sends requests until the time is over or there are no more numbers. Returns the engine's pids, its
+        restarts, the memory and the log's complaints."""
         first, restarts = engine_of(server), server.metrics()[RESTARTS]
         peak = [family_megabytes(server)]
         watching = asyncio.create_task(watch(server, peak))
         self.engine = first
         await asyncio.gather(*(self._client(server, shape, numbers, until) for _ in range(clients)))
         watching.cancel()
-        await asyncio.sleep(2.0)  # for the last clients that left
+        await asyncio.sleep(2.0)  # lets the server notice the last clients that disconnected
         found = {
             "pids": [first, engine_of(server)],
             "restarts": int(server.metrics()[RESTARTS] - restarts),
@@ -76,7 +78,7 @@ class Fuzz:
                 return
             self.running[number] = request = hostile(random.Random(f"{self.seed}/{number}"))
             outcome, finding = await self._sent(server, request)
-            while outcome.endswith(BUSY) and time.monotonic() < until:  # another request's fault
+            while outcome.endswith(BUSY) and time.monotonic() < until:  # another request is the cause
                 await asyncio.sleep(0.5)
                 outcome, finding = await self._sent(server, request)
             del self.running[number]
@@ -86,7 +88,7 @@ class Fuzz:
             self._look_at_engine(server, shape, number, request)
 
     async def _sent(self, server: Server, request: Hostile) -> tuple[str, bool]:
-        """What became of it, and whether that is to be kept."""
+        """Sends a request. Returns its outcome, and whether it broke a requirement."""
         try:
             body = json.dumps(request.body).encode()
             answer = await within(ask(server.address, body, request.path, request.leaves), self.limit)
@@ -103,17 +105,17 @@ class Fuzz:
         said = f"{answer.status}{' with an error event' if streamed else ''}"
         if answer.code in (*BUSY, DEAD):
             return f"{said} {answer.code}", False  # a dead engine is found by its pid
-        # A text may come to where its grammar has no way on: that is known when it is there.
+        # A text can reach a state in which its grammar allows no token. The server notices it only then.
         found = answer.status >= 500 or (streamed and answer.code != "grammar_error")
         return f"{said} {answer.code}" if found else said, found
 
     def _look_at_engine(self, server: Server, shape: str, number: int, request: Hostile) -> None:
-        """Keeps all that ran when the engine died, and the end of the server's log. It may have been a
-        request whose client had left, too."""
+        """If the engine died, keeps all requests that ran, and the end of the server's log. The cause can
+        also be a request whose client had disconnected."""
         engine = engine_of(server)
         if engine == self.engine:
             return
-        if self.engine is not None:  # else it is only back
+        if self.engine is not None:  # otherwise a new engine has started
             for other, suspect in {number: request, **self.running}.items():
                 self._keep(shape, other, suspect, "the engine died")
             log = server.log.read_text(errors="replace")[-5000:]

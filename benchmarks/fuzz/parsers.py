@@ -1,10 +1,11 @@
-"""Fuzzes all that reads tokens, texts and bodies in the server, with the properties of properties.py.
+"""Fuzzes the server's readers of tokens, texts and bodies, with the properties of properties.py.
 
 python benchmarks/fuzz/parsers.py                          # each for a minute
 python benchmarks/fuzz/parsers.py streamed --seconds 600
 
-With atheris (pip install atheris, where it has a wheel) the bytes grow by what they reach in nextn's code;
-without it hypothesis draws them, as in the tests. A finding ends it with the property's error and the bytes.
+With atheris (pip install atheris, if there is a wheel) the bytes are chosen by the coverage of nextn's code.
+Without it hypothesis draws them at random, as in the tests. A finding ends the run with the property's error
+and the bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def main() -> int:
         fuzz(args.property[0], args.seconds)
         return 0
     failed = []
-    for name in args.property or NAMES:  # atheris never returns
+    for name in args.property or NAMES:  # each in its own process, because atheris never returns
         command = [sys.executable, __file__, name, "--seconds", str(args.seconds), "--here"]
         if subprocess.run(command).returncode:
             failed.append(name)

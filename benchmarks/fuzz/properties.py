@@ -1,7 +1,7 @@
-"""What must hold of all that reads an answer's tokens or a request's body, for any bytes at all.
+"""Properties of the readers of an answer's tokens and of a request's body, which must hold for any bytes.
 
-Each property takes bytes and raises AssertionError, or what must not be raised: a fuzzer grows the bytes by
-what they reach in the code (parsers.py), the tests draw them at random.
+Each property takes bytes. It raises AssertionError, or lets an error through that must not be raised. A
+fuzzer chooses the bytes by code coverage (parsers.py); the tests draw them at random.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from bodies import malformed
 from streamed import streamed_is_whole
 
 MARKS = (*CALL_MARKS, *reasoning.MARKERS)
-# All that a reader may leave out of an answer: what marks a call or reasoning, and blanks around it.
+# Texts that a reader can leave out of an answer: markers of calls and reasoning, and blanks around them.
 DROPPED = re.compile("(?:" + "|".join(map(re.escape, (*MARKS, "function", "```json", "```"))) + r"|\s)*")
 BODIES: dict[str, type[Body]] = {
     "/v1/completions": CompletionRequest,
@@ -52,7 +52,7 @@ BODIES: dict[str, type[Body]] = {
 
 
 def parsed(pieces: Sequence[str], reading: Reading) -> list[Part]:
-    """A chat's answer in parts."""
+    """Parses a chat's answer, given in pieces, into parts."""
     parser = AnswerParser(reading)
     parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
     calls = 0
@@ -64,7 +64,7 @@ def parsed(pieces: Sequence[str], reading: Reading) -> list[Part]:
 
 
 def merged(parts: Sequence[Part]) -> list[Part]:
-    """Neighbours of one kind made one."""
+    """Joins neighbouring parts of the same kind."""
     whole: list[Part] = []
     for part in parts:
         if whole and part.kind != "call" and (whole[-1].kind, whole[-1].call) == (part.kind, part.call):
@@ -75,8 +75,9 @@ def merged(parts: Sequence[Part]) -> list[Part]:
 
 
 def parts_are_the_text(data: bytes) -> None:
-    """However an answer is cut, its parts are the same; all of its text is in them, in order, but marks.
-    Where the arguments of a call are pairs, the parser writes their JSON, and only the first is asked for."""
+    """The parts of an answer do not depend on how it is cut, and they have all of its text in order, except
+    for markers. If the arguments of a call are pairs, the parser writes their JSON itself; then only the
+    first property is checked."""
     source = Source(data)
     reading, text = source.reading(), source.text()
     parts = parsed([text], reading)
@@ -84,7 +85,7 @@ def parts_are_the_text(data: bytes) -> None:
     pairs = reading.tool_parser is not None and FORMATS[reading.tool_parser].spelling.pair is not None
     if pairs and any(part.kind == "arguments" for part in parts):
         return
-    ends = {0}  # where in the text the parts so far may end
+    ends = {0}  # positions in the text at which the parts so far can end
     for part in parts:
         begins = {at for end in ends for at in after_marks(text, end)}
         ends = {at + len(part.text) for at in begins if text.startswith(part.text, at)}
@@ -99,8 +100,8 @@ def after_marks(text: str, begin: int) -> list[int]:
 
 
 def text_is_the_tokens(data: bytes) -> None:
-    """However tokens are cut into steps, the text and the number of tokens used are the definition's: every
-    beginning decoded from scratch, and looked through for stop strings."""
+    """The text and the number of used tokens do not depend on how tokens are cut into steps. They equal the
+    definition: every prefix is decoded from scratch and searched for stop strings."""
     source = Source(data)
     tokens, stop = source.tokens(), source.stop()
     stream = TextStream(TOKENIZER, stop)
@@ -118,13 +119,13 @@ def text_is_the_tokens(data: bytes) -> None:
 
 
 def whole_characters(tokens: Sequence[int]) -> str:
-    """Without the beginning of one at the end."""
+    """The text of the tokens, without an incomplete character at its end."""
     data = b"".join(TOKENIZER.token_bytes()[token] for token in tokens)
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data)
 
 
 def bodies_are_taken_or_refused(data: bytes) -> None:
-    """A body becomes requests for the engine, or the client's mistake; never anything else."""
+    """A body becomes requests for the engine or an error of the client (4xx), and nothing else."""
     source = Source(data)
     if source.below(2):
         path, body = malformed(source)
@@ -143,7 +144,7 @@ async def status_of(body: bytes, kind: type[Body]) -> int:
 
 
 async def taken(body: bytes, kind: type[Body]) -> None:
-    """All that is done with it before the engine hears of it."""
+    """Does everything that the server does with a body before it sends requests to the engine."""
     config = ServerConfig(tool_call_parser="deepseekv31", reasoning_parser="deepseek-v3")
     engine = EngineClient()
     engine.ready = Ready(4096, 4096, 2, {}, EngineStats())

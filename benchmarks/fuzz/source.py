@@ -1,4 +1,4 @@
-"""Texts, tokens and where to cut them, out of a fuzzer's bytes."""
+"""Makes texts, tokens and cuts from a fuzzer's bytes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ Item = TypeVar("Item", str, list[int])
 
 
 class Source(random.Random):
-    """Decisions out of bytes; when they are used up, each is the first choice."""
+    """A random generator that takes its decisions from bytes. After the last byte, every decision is the
+    first choice."""
 
     def __new__(cls, data: bytes) -> Source:
-        return super().__new__(cls)  # Random's own would take the bytes for a seed
+        return super().__new__(cls)  # Random.__new__ would use the bytes as a seed
 
     def __init__(self, data: bytes) -> None:
         super().__init__(0)
@@ -40,7 +41,7 @@ class Source(random.Random):
         return self.getrandbits(16) / 2**16
 
     def below(self, n: int) -> int:
-        """A byte for each decision, so that a fuzzer's small change is a small change."""
+        """A number below n. It takes one byte, so that a small change of the bytes changes one decision."""
         return self.getrandbits(8) % n
 
     def pick(self, choices: Sequence[Any]) -> Any:
@@ -57,7 +58,7 @@ class Source(random.Random):
         return "".join(self.pick(WORDS) for _ in range(min(self.below(16), self.left)))
 
     def tokens(self) -> list[int]:
-        """Of a text, or any: halves of characters, special tokens, such as the tokenizer lacks."""
+        """The tokens of a text, or arbitrary ids: parts of characters, special tokens, unknown ids."""
         if self.below(2):
             return TOKENIZER.encode(self.text(), add_special_tokens=False)
         return [self.getrandbits(16) % 4200 for _ in range(min(self.below(24), self.left))]

@@ -1,5 +1,5 @@
-"""A streamed answer, read from its events, is the whole answer: the way from the engine's outputs to the
-socket is walked twice, for the same tokens in steps cut in two ways."""
+"""The property that a streamed answer, read from its events, equals the answer that is not streamed. The same
+tokens, cut into steps in two ways, go through the server's code from the engine's outputs to the socket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEXTS = ("text", "content", "reasoning_content")
 
 @dataclass
 class Played:
-    """The engine's end of the socket: every request gets these tokens, in these steps."""
+    """Replaces the engine at its end of the socket: every request gets these tokens, in these steps."""
 
     steps: Sequence[list[int]]
     logprobs: bool
@@ -75,7 +75,7 @@ def reply(
 
 
 async def answers(first: Reply, second: Reply) -> tuple[Any, list[Any]]:
-    """The first whole, the second's events as a client reads them."""
+    """Returns the first reply's whole answer, and the second reply's events as a client reads them."""
     sent = bytearray()
 
     async def receive() -> Any:
@@ -94,7 +94,7 @@ async def answers(first: Reply, second: Reply) -> tuple[Any, list[Any]]:
 
 
 def put_together(chunks: Sequence[Any]) -> dict[str, Any]:
-    """What the chunks of one choice say, as `plain` says it."""
+    """The contents of the chunks of one choice together, in the form of `plain`."""
     calls: list[list[str]] = []
     for chunk in chunks:
         for call in chunk.get("delta", {}).get("tool_calls", []):
@@ -132,7 +132,8 @@ def plain(choice: Any) -> dict[str, Any]:
 
 
 def depths_of(choice: Any) -> list[Any]:
-    """By character: a stream gives what was held back at the end an entry of its own."""
+    """Draft depths by character, because a stream has a separate entry for text that it held back until the
+    end."""
     return [(character, depth) for text, depth in choice.get("draft_depths", []) for character in text]
 
 

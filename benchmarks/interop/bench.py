@@ -1,4 +1,4 @@
-"""What every check is given: servers to start, a folder, the tool's own environment."""
+"""The helper that every check gets: it starts servers and tools, in the tool's environment and folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PARSERS = (
 )  # fmt: skip
 TOOL_SECONDS = 600.0
 READY_SECONDS = 120.0
-# No tool may ask a hub or report home, and each server and tool has one thread.
+# Tools must not contact a model hub or send telemetry. Each server and tool has one thread.
 QUIET = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True", "VLLM_DO_NOT_TRACK": "1", "NO_PROXY": "127.0.0.1,localhost",
@@ -41,7 +41,8 @@ QUIET = {
 
 @dataclass
 class Bench:
-    """Of one tool: `envs` is where all environments are, `folder` is the tool's own, empty at first."""
+    """The helper for one tool's checks. `envs`: folder of all environments. `folder`: the tool's folder,
+    empty at first."""
 
     environment: Environment
     envs: Path
@@ -58,7 +59,8 @@ class Bench:
         return self.environment.python(self.envs).parent
 
     def server(self, *options: str, name: str = "server") -> LocalServer:
-        """A ready server on the embedded model, which ends with the tool's checks."""
+        """Starts a server on the embedded model and waits until it is ready. It ends with the tool's
+        checks."""
         log = self.folder / f"{name}-{time.monotonic_ns()}.log"
         started = LocalServer(name, ["--threads", "1", *options], log)
         self.stack.callback(started.stop)
@@ -66,7 +68,8 @@ class Bench:
         return started
 
     def run(self, words: Sequence[str | Path], **environment: str) -> str:
-        """What the tool prints. Raises Failed with the end of it when it does not end with 0."""
+        """Runs the tool and returns its output. Raises Failed, with the output's last lines, if the exit code
+        is not 0."""
         done = subprocess.run(
             words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TOOL_SECONDS,
             cwd=self.folder, env={**os.environ, **QUIET, **environment},
@@ -78,7 +81,8 @@ class Bench:
         return done.stdout
 
     def service(self, words: Sequence[str | Path], ready: str, **environment: str) -> LoggedProcess:
-        """A server of the tool's own, up when `ready` (a URL) answers. It ends with the tool's checks."""
+        """Starts a server of the tool and waits until the URL `ready` answers. It ends with the tool's
+        checks. Raises Failed."""
         process = LoggedProcess(
             [str(word) for word in words], self.folder / f"service-{time.monotonic_ns()}.log",
             {**os.environ, **QUIET, **environment}, own_group=True,
@@ -98,7 +102,7 @@ class Bench:
         return process
 
     def inside(self, script: str, **settings: Any) -> list[Finding]:
-        """The findings of a script of checks/ that runs in the tool's environment."""
+        """Runs a script of checks/ in the tool's environment and returns its findings."""
         printed = self.run(
             [self.bin / "python", HERE / "checks" / script, json.dumps(settings)], PYTHONPATH=str(HERE)
         )
@@ -121,7 +125,7 @@ def until(true: Callable[[], object], otherwise: str, seconds: float = 20.0) -> 
 
 
 def at_once(url: str, bodies: Sequence[dict[str, Any]]) -> list[Any]:
-    """The answers to requests of which 16 are sent at a time."""
+    """Sends all requests, 16 at a time, and returns the answers in order."""
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         return list(pool.map(lambda body: plain_calls.post(url, body), bodies))
 

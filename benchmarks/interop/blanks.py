@@ -1,5 +1,5 @@
-"""A logit bias without which the embedded model, trained on Python, fills JSON with lines of blanks, as JSON
-allows. Standard library only: it also runs in the tools' own environments."""
+"""A logit bias against blank tokens. Without it the embedded model, trained on Python, fills JSON with blank
+lines, which JSON allows. Uses only the standard library, because it also runs in the tools' environments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def no_blanks(tokenizer: str | Path) -> dict[str, int]:
-    """Token ids of nothing but blanks, as byte-level BPE spells them."""
+    """A logit bias of -100 for every token of only blanks, as byte-level BPE spells them."""
     vocabulary = json.loads((Path(tokenizer) / "tokenizer.json").read_text(encoding="utf-8"))["model"][
         "vocab"
     ]

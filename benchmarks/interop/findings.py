@@ -1,4 +1,4 @@
-"""What a tool was found to do with a nextn server: one finding for each use of it.
+"""Checks of a tool with a nextn server, and their findings: one for each use of the tool.
 
     checks = Checks()
 
@@ -7,7 +7,7 @@
 
     findings = checks.run(server)
 
-Standard library only: it also runs in the tools' own environments.
+Uses only the standard library, because it also runs in the tools' environments.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ WHY_LETTERS = 400
 
 
 class NotRun(Exception):
-    """A use that cannot be tried here; says why."""
+    """The use cannot be tried here. The message says why."""
 
 
 class Failed(Exception):
-    """The tool did not do what it is for; says what came instead."""
+    """The tool did not work as expected. The message says what happened instead."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`outcome`: works, fails or not run. `detail`: what was compared, or why not."""
+    """The result of one use. `outcome`: works, fails or not run. `detail`: what was compared, or why it was
+    not."""
 
     use: str
     outcome: str
@@ -40,8 +41,7 @@ class Finding:
 
 
 class Checks:
-    """Checks by the use they try, run in the order they were written down. One that fails does not end the
-    others."""
+    """Checks by use, in the order of their definition. If one fails, the others still run."""
 
     def __init__(self) -> None:
         self.by_use: dict[str, Callable[..., str]] = {}
@@ -66,7 +66,7 @@ def try_use(use: str, check: Callable[..., str], *args: Any) -> Finding:
         outcome, detail = "not run", str(e)
     except Failed as e:
         outcome, detail = "fails", str(e)
-    except Exception as e:  # of the tool itself, whatever it raises
+    except Exception as e:  # the tool itself can raise anything
         traceback.print_exc()
         outcome, detail = "fails", f"{type(e).__name__}: {e}"
     return Finding(use, outcome, " ".join(detail.split())[:WHY_LETTERS], round(time.monotonic() - start, 2))

@@ -1,8 +1,8 @@
-"""What is known of each tool: matrix.json, and the tables of docs/interoperability.md made from it.
+"""The known findings of each tool (matrix.json), and the tables of docs/interoperability.md made from them.
 
-    python benchmarks/interop/matrix.py      # the tables from matrix.json
+    python benchmarks/interop/matrix.py      # write the tables from matrix.json
 
-On the page a table stands between `<!-- matrix: NAME -->` and `<!-- end -->`, NAME a tool's or "all".
+On the page a table is between `<!-- matrix: NAME -->` and `<!-- end -->`. NAME is a tool's name or "all".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OUTCOMES = ("works", "fails", "not run")
 
 @dataclass
 class Tool:
-    """`missing`: why it was not run."""
+    """A tool's findings. `missing`: why it was not run, or ""."""
 
     name: str
     version: str | None
@@ -43,7 +43,8 @@ def load() -> dict[str, Tool]:
 
 
 def record(found: Sequence[Tool]) -> None:
-    """In place of what was known of the same tools. One that was not run now keeps what is known."""
+    """Replaces the known findings of these tools and writes file and page. A tool without new findings keeps
+    its known ones."""
     known = load()
     for tool in found:
         if tool.findings or tool.name not in known:
@@ -59,7 +60,7 @@ def write_page(known: Mapping[str, Tool]) -> None:
 
 
 def news(tool: Tool, known: Mapping[str, Tool]) -> list[str]:
-    """Uses that fail and are not known to."""
+    """Uses that fail now and do not fail in `known`."""
     before = known[tool.name].findings if tool.name in known else []
     failing = {finding.use for finding in before if finding.outcome == "fails"}
     return [f.use for f in tool.findings if f.outcome == "fails" and f.use not in failing]

@@ -1,5 +1,5 @@
-"""Plain HTTP calls, against which a tool's answers are held. Standard library only: it also runs in the
-tools' own environments."""
+"""Plain HTTP calls; a tool's answers are compared with theirs. Uses only the standard library, because it
+also runs in the tools' environments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import urllib.request
 from typing import Any
 
 SECONDS = 120.0
-# A proxy of the environment is not for a server on this machine.
+# The environment's proxy must not be used for a server on this machine.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -32,7 +32,7 @@ def post_text(url: str, body: dict[str, Any], key: str | None = None) -> str:
 
 
 def streamed(url: str, body: dict[str, Any], key: str | None = None) -> list[Any]:
-    """The chunks of a stream. Raises ValueError when it does not end as it should."""
+    """The chunks of a stream. Raises ValueError if it does not end with [DONE]."""
     lines = [line for line in post_text(url, {**body, "stream": True}, key).splitlines() if line]
     if not lines or lines[-1] != "data: [DONE]":
         raise ValueError(f"the stream ends with {lines[-1:]}")
@@ -45,6 +45,6 @@ def headers(key: str | None) -> dict[str, str]:
 
 
 def metrics(url: str) -> dict[str, float]:
-    """/metrics by name, labels included."""
+    """The server's /metrics: name, with labels -> value."""
     lines = [line for line in get_text(url + "/metrics").splitlines() if line and line[0] != "#"]
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}

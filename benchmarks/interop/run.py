@@ -1,14 +1,14 @@
-"""Other load clients against our server, beside `nextn bench serve`, on the same load: do they agree?
+"""Compares other load clients with `nextn bench serve`, on our server and with the same load.
 
-    python benchmarks/interop/environments.py sglang vllm guidellm      # those that are missing are left out
+    python benchmarks/interop/environments.py sglang vllm guidellm      # missing ones are left out
     python benchmarks/interop/run.py                                    # about 5 minutes with all three
     python benchmarks/interop/run.py --rounds 1 --num-prompts 8 --output-len 32       # a trial
     python benchmarks/interop/run.py --output benchmarks/results/interop_laptop_2026-01-31.json
 
-One server on the embedded model, without a prefix cache, so that nothing remembers an earlier run. Every
-round each client takes a turn, a different one first. Each figure is held against what the server itself
-counted in that run (see comparison.py); a client agrees with ours when its ratio is within 5 % and the noise
-of ours. The exit code is 1 when one differs, 2 when no other client is installed. The last line is JSON.
+There is one server on the embedded model, without a prefix cache, so that runs do not depend on earlier ones.
+In every round each client takes a turn, and the first one changes. Each result is divided by the server's own
+count in that run (see comparison.py). A client agrees with ours if its ratio differs by at most 5 % plus the
+noise. The exit code is 1 if one differs, and 2 if no other client is installed. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(clients: Sequence[Client], load: Load, args: argparse.Namespace) -> dict[str, list[Run]]:
-    """Each client's runs, after one run of ours that warms the server up."""
+    """Each client's runs, after one warm-up run of our client."""
     found: dict[str, list[Run]] = {client.name: [] for client in clients}
     options = ["--disable-radix-cache", "--threads", str(args.threads)]
     options += ["--speculative-num-steps", str(args.speculative_num_steps)]
@@ -118,7 +118,7 @@ def measure(clients: Sequence[Client], load: Load, args: argparse.Namespace) -> 
 
 
 def run(client: Client, load: Load, target: Target, envs: Path) -> Run:
-    """Raises SystemExit with the end of its output when the client fails."""
+    """Runs a client once. Raises SystemExit, with the end of the client's output, if it fails."""
     target.result.unlink(missing_ok=True)
     before = read_totals(target.url)
     done = subprocess.run(

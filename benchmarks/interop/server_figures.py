@@ -1,4 +1,4 @@
-"""What a nextn server itself counted of a load: differences of its /metrics."""
+"""A nextn server's own counts of a load, from the differences of its /metrics."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def read_totals(url: str) -> Totals:
         for sample in family.samples:
             if sample.name.startswith("nextn:") and sample.name.endswith(("_total", "_sum", "_count")):
                 name = sample.name.removeprefix("nextn:")
-                totals[name] = totals.get(name, 0.0) + sample.value  # of all drafting depths
+                totals[name] = totals.get(name, 0.0) + sample.value  # summed over draft depths
     return totals
 
 
 def counted(before: Totals, after: Totals, concurrency: int) -> Figures:
-    """Of a load with `concurrency` streams all the time: its throughput is what so many streams can do."""
+    """The server's results for a load. The throughput assumes that all `concurrency` streams always run."""
     new = {name: after[name] - before.get(name, 0.0) for name in after}
 
     def mean_ms(name: str) -> float:
@@ -43,5 +43,5 @@ def counted(before: Totals, after: Totals, concurrency: int) -> Figures:
         "step_ms": 1000 * new["inter_token_latency_seconds_sum"] / steps,
     }
     if new.get("spec_draft_tokens_total"):
-        found["accept_length"] = (tokens - requests) / steps  # the first token of each is its prompt's
+        found["accept_length"] = (tokens - requests) / steps  # a request's first token comes from prefill
     return found

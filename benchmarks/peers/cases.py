@@ -1,4 +1,4 @@
-"""The work that every engine is given: the same prompts, as token ids, in the same sizes."""
+"""The work of every engine: the same prompts, as token ids, in the same sizes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from nextn.bench.prompts import all_heldout_prompts
 from nextn.tokenizer.tokenizer import Tokenizer
 
 PREFILL_TOKENS = 512
-LONG_TOKENS = 2048  # of a prompt made of four others
-PROMPT_TOKENS = 32  # of a prompt whose continuation is measured
+LONG_TOKENS = 2048  # tokens of a prompt that consists of four others
+PROMPT_TOKENS = 32  # tokens of a prompt in cases that measure decoding
 
 
 @dataclass(frozen=True)
 class Case:
-    """calls: one after another; each is a batch of prompts. max_tokens 1: only the prompts' own time is
-    measured; else the time beyond the first token is."""
+    """One measurement. calls: batches of prompts, one after another. max_tokens: if it is 1, the time of the
+    prompts is measured; otherwise the time after the first token."""
 
     name: str
     calls: tuple[tuple[tuple[int, ...], ...], ...]
@@ -29,13 +29,13 @@ class Case:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of each of its prompts."""
+        """Number of tokens of each of its prompts."""
         return len(self.calls[0][0])
 
 
 def cases(pool: Sequence[Sequence[int]], quick: bool, context: int) -> list[Case]:
-    """From prompts of PREFILL_TOKENS tokens each: the first tokens of them are the shorter prompts, some in a
-    row the longer ones. context: of the model; cases that do not fit are left out."""
+    """Makes the cases from prompts of PREFILL_TOKENS tokens. Shorter prompts are their first tokens; longer
+    prompts are several of them joined. context: the model's context; cases that do not fit are left out."""
     whole = [tuple(prompt[:PREFILL_TOKENS]) for prompt in pool]
     short = [tuple(prompt[:PROMPT_TOKENS]) for prompt in pool]
     parts = LONG_TOKENS // PREFILL_TOKENS
@@ -52,7 +52,7 @@ def cases(pool: Sequence[Sequence[int]], quick: bool, context: int) -> list[Case
 
 
 def code_prompts(tokenizer: Tokenizer, count: int = 32) -> list[list[int]]:
-    """Held-out Python code. A prompt that is too short goes on with the next ones."""
+    """Prompts of held-out Python code. A text that is too short continues with the next ones."""
     texts = all_heldout_prompts()
     found: list[list[int]] = []
     for i in range(count):
@@ -68,7 +68,7 @@ def code_prompts(tokenizer: Tokenizer, count: int = 32) -> list[list[int]]:
 def random_prompts(
     vocab_size: int, bos: int, special: int, count: int = 32, seed: int = 0
 ) -> list[list[int]]:
-    """`bos`, then ids from `special` on."""
+    """Random prompts: `bos`, and then ids of at least `special`."""
     draw = random.Random(seed)
     return [
         [bos, *(draw.randrange(special, vocab_size) for _ in range(PREFILL_TOKENS - 1))] for _ in range(count)

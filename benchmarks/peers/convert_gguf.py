@@ -1,12 +1,12 @@
-"""DeepSeek-V3 checkpoint -> GGUF in bf16, by llama.cpp's own converter, with the MTP layer.
+"""Converts a DeepSeek-V3 checkpoint to GGUF in bf16, with llama.cpp's converter and with the MTP layer.
 
     python convert_gguf.py LLAMA_CPP_FOLDER MODEL_FOLDER OUT.gguf         (in the environment "llamacpp")
 
-Two things are said to the converter that it cannot know. It names a tokenizer's splitting rules by a hash of
-what the tokenizer makes of a text, and knows the hashes of published vocabularies only; ours splits as
-DeepSeek-V3's. And it drops the MTP layer of DeepSeek-V3 by a switch (skip_mtp), while it keeps that of
-GLM-4.7-Flash, which has the same layers and runs in the same code ("deepseek2"): so its class for that model
-converts ours. The weights are untouched.
+Two things of the converter are changed. It finds the name of a tokenizer's splitting rules by a hash of the
+token ids of a text, and knows only the hashes of published vocabularies; ours splits like DeepSeek-V3's. And
+it drops the MTP layer of DeepSeek-V3 (skip_mtp), but keeps that of GLM-4.7-Flash, which has the same layers
+and the same architecture in GGUF ("deepseek2"). So its class for that model converts ours. The weights are
+not changed.
 """
 
 from __future__ import annotations

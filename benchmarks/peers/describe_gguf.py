@@ -1,8 +1,8 @@
-"""What a GGUF file, or a model split into several, holds: one line of JSON, read by llama.cpp's own package.
+"""Describes a GGUF file, or a model split into several files, as one line of JSON, with llama.cpp's package.
 
     python describe_gguf.py LLAMA_CPP_FOLDER FILE.gguf             (in the environment "llamacpp")
 
-So what both engines are held against does not come from nextn's reader.
+So the facts that both engines are compared with do not come from nextn's reader.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def main(llama_cpp: Path, file: Path) -> None:
 
 
 def parts(file: Path, count: int) -> list[Path]:
-    """The files of a model that is split; `file` is the first. llama.cpp names them so."""
+    """The files of a split model, by llama.cpp's naming; `file` is the first. Raises ValueError if it is
+    another part."""
     if count < 2:
         return [file]
     stem = file.name.removesuffix(f"-00001-of-{count:05}.gguf")

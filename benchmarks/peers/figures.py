@@ -1,4 +1,4 @@
-"""What the replies say: speeds, which texts agree, whether acceptance agrees. Pure functions."""
+"""Computes results from replies: speeds, agreement of texts, agreement of acceptance. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 from protocol import Reply, Spec
 
-AGREE_TOKENS = 8  # a peer whose texts part earlier, in most prompts, computes something else
+AGREE_TOKENS = 8  # a peer whose texts differ earlier, for most prompts, does not compute the same model
 Z_99 = 2.576  # two-sided, 99 %
 
 
 def prefill_speed(prompt_tokens: int, replies: Sequence[Reply]) -> float:
-    """Prompt tokens/s of several prompts, one after another."""
+    """Prompt tokens/s of several prompts of `prompt_tokens` tokens, one after another."""
     return prompt_tokens * len(replies) / sum(r.seconds for r in replies)
 
 
 def decode_speed(first: Sequence[Reply], full: Sequence[Reply]) -> float:
-    """Tokens/s beyond the first: the same calls once with one token and once with all.
+    """Tokens/s after the first token, from the same calls with one token (`first`) and with all (`full`).
 
-    Every engine is asked the same way, so it counts whatever it does around a step; what it does with the
-    prompts cancels. Raises ValueError when the longer calls took no longer, as on a disturbed machine.
+    All work around a step counts, for every engine in the same way. The time of the prompts cancels. Raises
+    ValueError if the calls with more tokens took no longer, which can happen on a busy machine.
     """
     seconds = sum(r.seconds for r in full) - sum(r.seconds for r in first)
     if seconds <= 0:
@@ -32,7 +32,7 @@ def decode_speed(first: Sequence[Reply], full: Sequence[Reply]) -> float:
 
 
 def leading(reference: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many tokens agree from the first on."""
+    """Number of equal tokens at the beginning."""
     for i, (a, b) in enumerate(zip(reference, tokens, strict=False)):
         if a != b:
             return i
@@ -41,13 +41,13 @@ def leading(reference: Sequence[int], tokens: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of greedy texts with the reference's, up to where the reference's text would have ended (engines
-    differ in what they do after an end token that they are told to ignore)."""
+    """Agreement of greedy texts with the reference's, up to the reference's first end token. After an ignored
+    end token, engines behave differently."""
 
     prompts: int
     equal: float  # share of prompts that agree to the last token
     equal_first: float  # share of prompts that agree over the first AGREE_TOKENS tokens
-    tokens: float  # share of tokens that come before a prompt's first difference
+    tokens: float  # share of tokens before the first difference of each prompt
 
     @property
     def comparable(self) -> bool:
@@ -57,7 +57,8 @@ class Agreement:
 def agreement(
     reference: Iterable[Sequence[int]], texts: Iterable[Sequence[int]], ends: frozenset[int]
 ) -> Agreement:
-    """Raises ValueError when no reference text has a token before its end."""
+    """Compares texts with the reference's. ends: end tokens. Raises ValueError if no reference text has a
+    token before its end."""
     pairs: list[tuple[int, int]] = []  # (leading, length)
     for want, got in zip(reference, texts, strict=True):
         length = next((i for i, token in enumerate(want) if token in ends), len(want))
@@ -74,7 +75,7 @@ def agreement(
 
 
 def added(specs: Iterable[Spec | None]) -> Spec | None:
-    """All of them together; None where there are none."""
+    """The sum of all specs; None if there are none."""
     found = [s for s in specs if s is not None]
     if not found:
         return None
@@ -94,12 +95,12 @@ class Depth:
     depth: int
     ours: float
     theirs: float
-    error: float  # standard error of the difference, as if the two were independent
-    agrees: bool  # within what 99 of 100 such differences stay in
+    error: float  # standard error of the difference, if the two were independent
+    agrees: bool  # the difference is within the 99 % interval
 
 
 def compare_acceptance(ours: Spec, theirs: Spec) -> list[Depth]:
-    """Depth by depth: accepted drafts over proposed ones, all drafts of that depth counted."""
+    """Compares acceptance at each depth: accepted over proposed drafts, over all drafts of that depth."""
     if not (ours.by_depth and theirs.by_depth):
         return []
     found: list[Depth] = []
@@ -116,7 +117,7 @@ def compare_acceptance(ours: Spec, theirs: Spec) -> list[Depth]:
 
 @dataclass(frozen=True)
 class Best:
-    """One measure: our best variant against the best of the peers'."""
+    """For one measure: our best variant and the best variant of the peers."""
 
     ours: str
     our_speed: float
@@ -129,7 +130,7 @@ class Best:
 
 
 def best(speeds: Mapping[str, float], is_ours: Mapping[str, bool]) -> Best | None:
-    """None unless both sides have a speed."""
+    """The best of both sides; None if one side has no speed."""
     mine = [(speed, name) for name, speed in speeds.items() if is_ours[name]]
     theirs = [(speed, name) for name, speed in speeds.items() if not is_ours[name]]
     if not (mine and theirs):

@@ -1,4 +1,4 @@
-"""What the machine allows: the bytes that a token must read, over the bandwidth of reading."""
+"""The machine's limit of speed: the read bandwidth over the bytes that a token must read."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from nextn.bench.dev.micro.native_pool import native_pool
 from nextn.families.config import ModelConfig
 from nextn.models.names import expected_tensors
 
-BYTES = {"float32": 4, "bfloat16": 2}  # of a number
+BYTES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 ROUNDS = 5
 
 
 def read_bandwidth(threads: int) -> float:
-    """Bytes/s, as `nextn bench micro` measures them; it needs eight times the last cache of memory."""
+    """The read bandwidth in bytes/s, measured like in `nextn bench micro`. It needs memory of eight times the
+    last cache."""
     found: Ceilings = make_ceilings(native_pool(threads))
     measure(found.read, ROUNDS, 5.0)
     return found.read_bytes_per_s
 
 
 def gguf_facts(python: Path, llama_cpp: Path, file: Path) -> dict[str, Any]:
-    """See describe_gguf.py. Raises ValueError for a file that it cannot read."""
+    """The facts about a GGUF file from describe_gguf.py. Raises ValueError if it cannot read the file."""
     script = Path(__file__).with_name("describe_gguf.py")
     done = subprocess.run(
         [str(python), str(script), str(llama_cpp), str(file)], capture_output=True, text=True
@@ -41,8 +42,9 @@ def gguf_facts(python: Path, llama_cpp: Path, file: Path) -> dict[str, Any]:
 
 
 def gguf_bytes(facts: Mapping[str, Any]) -> int:
-    """Bytes of the file that one token reads without MTP: all but the embedding table, the NextN layers and
-    the experts that were not chosen. A head that is not there is the embedding table."""
+    """Bytes of the file that one token reads without MTP: everything except the embedding table, the NextN
+    layers and the experts that were not chosen. If there is no head, the embedding table is the head and
+    counts."""
     target = facts["layers"] - facts["nextn_layers"]
     names = {name for name, *_ in facts["tensors"]}
     total = 0.0
@@ -57,7 +59,7 @@ def gguf_bytes(facts: Mapping[str, Any]) -> int:
 
 
 def gguf_formats(facts: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes of the file in each number format, the most first."""
+    """Bytes of the file in each number format, in descending order."""
     found: Counter[str] = Counter()
     for _, format, size in facts["tensors"]:
         found[format] += size
@@ -65,7 +67,7 @@ def gguf_formats(facts: Mapping[str, Any]) -> dict[str, int]:
 
 
 def folder_bytes(cfg: ModelConfig) -> dict[str, int]:
-    """The same of a checkpoint folder, by the number format it is computed in."""
+    """Like `gguf_bytes` for a checkpoint folder, for each number format of the computation."""
     numbers = 0.0
     for name, shape in expected_tensors(cfg, 0).items():
         if name != "model.embed_tokens.weight":
@@ -75,7 +77,8 @@ def folder_bytes(cfg: ModelConfig) -> dict[str, int]:
 
 
 def limits(bandwidth: float, needed: Mapping[str, int]) -> dict[str, Any]:
-    """needed: bytes a token by number format. tok_s: at most, of one text without MTP."""
+    """The limits as a record. needed: bytes per token by number format. tok_s in the result: maximum speed of
+    one text without MTP."""
     return {
         "read_gb_s": bandwidth / 1e9,
         "bytes_per_token": dict(needed),

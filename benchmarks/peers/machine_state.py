@@ -1,4 +1,4 @@
-"""Is the machine idle? Two cores shared with a neighbour make any engine several times slower."""
+"""Checks whether the machine is idle. Other work on its cores can make any engine several times slower."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 import time
 from pathlib import Path
 
-QUIET = 0.08  # share of all cores' time that others may use
+QUIET = 0.08  # maximum share of all cores' time that other work takes on an idle machine
 LOOK_SECONDS = 1.0
-LOOKS = 3  # in a row
+LOOKS = 3  # number of idle readings in a row
 
 
 def busy_share(before: str, after: str) -> float:
-    """Share of time in which cores did something, from two readings of /proc/stat."""
+    """Share of time in which cores were busy, from two readings of /proc/stat."""
 
     def read(text: str) -> tuple[int, int]:
         times = [int(x) for x in text.splitlines()[0].split()[1:9]]
-        return sum(times), times[3] + times[4]  # idle and waiting for a disk
+        return sum(times), times[3] + times[4]  # (all, idle or waiting for a disk)
 
     (all_before, idle_before), (all_after, idle_after) = read(before), read(after)
     spent = all_after - all_before
@@ -24,8 +24,8 @@ def busy_share(before: str, after: str) -> float:
 
 
 def wait_until_idle(most_seconds: float, stat: Path = Path("/proc/stat")) -> bool:
-    """Waits for LOOKS quiet seconds in a row; False if they did not come in time (or cannot be seen here).
-    With 0 nothing is waited for."""
+    """Waits until LOOKS readings in a row are idle, at most `most_seconds`. Returns whether they were. It
+    returns False at once if `most_seconds` is 0 or the system has no /proc/stat."""
     end, quiet = time.monotonic() + most_seconds, 0
     while most_seconds and stat.exists() and time.monotonic() < end:
         before = stat.read_text()
@@ -37,7 +37,7 @@ def wait_until_idle(most_seconds: float, stat: Path = Path("/proc/stat")) -> boo
 
 
 def free_share(meminfo: Path = Path("/proc/meminfo")) -> float:
-    """Share of the memory that can be had; 0.0 where the system does not say."""
+    """Share of the memory that is available; 0.0 if the system does not report it."""
     if not meminfo.exists():
         return 0.0
     found = {name: int(kb) for name, kb in re.findall(r"(\w+):\s+(\d+) kB", meminfo.read_text())}

@@ -1,4 +1,4 @@
-"""Takes the measurements: variants in turn, round after round, each on an idle machine."""
+"""Measures the variants: in every round each variant takes a turn, on an idle machine."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from runner_process import RunnerFailed, RunnerProcess
 from variants import Variant, environment, interpreter
 
 ATTEMPTS = 3
-KEEP_FREE = 0.4  # of the memory; a runner is ended after its turn rather than frozen when less is left
+KEEP_FREE = 0.4  # share of memory. With less free, a runner is ended after its turn instead of frozen
 
 
 @dataclass
 class Found:
-    """Of one variant. speeds: tokens/s of every round by case; texts: of the first round, by case."""
+    """The results of one variant. speeds: by case, tokens/s of every round. texts: by case, texts of the
+    first round."""
 
     engine: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     speeds: dict[str, list[float]] = field(default_factory=dict)
     texts: dict[str, list[list[int]]] = field(default_factory=dict)
     spec: Spec | None = None  # of the first round
-    idle: bool = True  # whether the machine was, before every turn
+    idle: bool = True  # whether the machine was idle before every turn
     error: str | None = None
 
     def median(self, case: str) -> float | None:
@@ -41,7 +42,7 @@ def measure(
     variants: Sequence[Variant], cases: Sequence[Case], model: str, folder: Path, threads: int, rounds: int,
     most_wait: float, say: Callable[[str], object],
 ) -> dict[Variant, Found]:  # fmt: skip
-    """A variant that fails is told of and left out of what follows; the others go on."""
+    """Measures all variants. If a variant fails, this is reported, and the other variants continue."""
     found = {v: Found() for v in variants}
     kept: dict[Variant, RunnerProcess] = {}
     try:
@@ -50,7 +51,7 @@ def measure(
                 if found[variant].error is not None:
                     continue
                 say(f"round {turn + 1} of {rounds}: {variant}")
-                # Before it runs: an engine may poll while it waits, and that is not a neighbour's doing.
+                # This is before the runner runs: an engine that polls while it waits makes the machine busy.
                 found[variant].idle &= wait_until_idle(most_wait)
                 try:
                     runner = kept.pop(variant, None)
@@ -90,7 +91,7 @@ def _take_turn(runner: RunnerProcess, cases: Sequence[Case], found: Found, first
     found.engine, found.settings = runner.engine, runner.settings
     specs: list[Spec | None] = []
     for case in cases:
-        # Shapes that an engine sees for the first time may make it compile or grow.
+        # Warm-up: shapes that are new to an engine can make it compile or allocate memory.
         runner.generate(case.calls[0], min(case.max_tokens, 8))
         once, full, speed = _measured(runner, case)
         found.speeds.setdefault(case.name, []).append(speed)
@@ -102,8 +103,9 @@ def _take_turn(runner: RunnerProcess, cases: Sequence[Case], found: Found, first
 
 
 def _measured(runner: RunnerProcess, case: Case) -> tuple[list[Reply], list[Reply], float]:
-    """The replies with one token and with all (none of a prefill case), and the tokens/s. Measured again when
-    a neighbour took so much that they contradict each other; raises ValueError when that goes on."""
+    """Returns the replies with one token, those with all tokens (none for a prefill case), and the tokens/s.
+    On a busy machine these can contradict each other; then it measures again. Raises ValueError after
+    ATTEMPTS attempts."""
     for _ in range(ATTEMPTS - 1):
         with contextlib.suppress(ValueError):
             return _measured_once(runner, case)

@@ -1,11 +1,11 @@
-"""How the benchmark talks to an engine: lines of JSON over stdin and stdout of a runner process.
+"""The protocol between the benchmark and an engine: lines of JSON over a runner process's stdin and stdout.
 
     <- {"engine": "vLLM 0.32.0", "settings": {...}}                        once the model is loaded
     -> {"prompts": [[5, 6, 7], ...], "max_tokens": 64}
     <- {"seconds": 1.9, "tokens": [[8, 9, ...], ...], "spec": {...}}       or {"error": "..."}
 
-A runner completes all prompts in one batch, greedily, ends no text early and keeps no prefix cache. This file
-and the runners are read by interpreters that know nothing of nextn: standard library only.
+A runner completes all prompts in one batch, greedily, without ending a text early and without a prefix cache.
+This file uses only the standard library, because runners import it in environments without nextn.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Spec:
-    """What speculation did in one call.
+    """Speculation in one call.
 
-    proposed[j], accepted[j]: drafts of depth j + 1 that were verified, and that held. Only their ratio can
-    be compared: at the end of a text nextn proposes as many as there is room for, while vLLM proposes, and
-    counts as accepted, drafts beyond it. An engine that does not tell depths apart adds all up as depth 1 and
-    sets by_depth to False.
+    proposed[j], accepted[j]: drafts of depth j + 1 that were verified, and those that were accepted. Only
+    their ratio can be compared: at the end of a text nextn proposes as many drafts as there is room for, but
+    vLLM proposes drafts beyond the end and counts them as accepted. An engine that does not count by depth
+    reports the sum as depth 1 and sets by_depth to False.
     """
 
     proposed: list[int]
@@ -37,7 +37,7 @@ class Spec:
 @dataclass(frozen=True)
 class Reply:
     seconds: float  # from the call to the last token of the last prompt
-    tokens: list[list[int]]  # per prompt, in the prompts' order
+    tokens: list[list[int]]  # new tokens of each prompt, in the prompts' order
     spec: Spec | None = None
 
     @staticmethod
@@ -48,14 +48,14 @@ class Reply:
 
 @dataclass(frozen=True)
 class Options:
-    """Of every runner. model: a checkpoint folder; a file where dtype is "gguf". drafts: MTP drafts a step,
-    0 is off."""
+    """The options of a runner. model: a checkpoint folder, or a file if dtype is "gguf". drafts: MTP drafts
+    per step; 0: off."""
 
     model: str
     threads: int
     dtype: str
     drafts: int
-    folder: str  # where install.sh put the peer
+    folder: str  # the folder in which install.sh has installed the peer
 
     def arguments(self) -> list[str]:
         return [f"--{name}={value}" for name, value in asdict(self).items()]
@@ -71,14 +71,14 @@ class Options:
         return Options(**vars(parser.parse_args()))
 
 
-# prompts, max_tokens -> what came of them
+# (prompts, max_tokens) -> reply
 Generate = Callable[[list[list[int]], int], Reply]
 
 
 def serve(start: Callable[[Options], tuple[str, Mapping[str, Any], Generate]]) -> None:
     """A runner's main: starts the engine and answers until stdin ends. start -> (name, settings, generate).
 
-    Whatever the engine prints goes to stderr; stdout has nothing but replies.
+    The engine's own output goes to stderr, so that stdout has only replies.
     """
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -92,6 +92,6 @@ def serve(start: Callable[[Options], tuple[str, Mapping[str, Any], Generate]]) -
         asked = json.loads(line)
         try:
             say(asdict(generate(asked["prompts"], asked["max_tokens"])))
-        # Whatever an engine raises is the benchmark's to report.
+        # The benchmark reports any error of an engine.
         except Exception as e:
             say({"error": f"{type(e).__name__}: {e}"})

@@ -1,4 +1,4 @@
-"""What was found, as one JSON object and as a table for people."""
+"""The results of the comparison, as one JSON object and as a table for people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADS = dict(zip(CASES, ("prompt", "of 2048", "single", "batch 8", "batch 32"), 
 
 
 def report(found: Mapping[Variant, Found], reference: Variant, ends: frozenset[int]) -> dict[str, Any]:
-    """engines, the best of ours against the best of the peers', and acceptance against each peer's."""
+    """The record: all engines, our best against the best peer, and our acceptance against each peer's."""
     done = {v: f for v, f in found.items() if f.error is None}
     agreements = (
         {v: _agreement(done[reference], f, ends) for v, f in done.items()} if reference in done else {}
@@ -42,7 +42,7 @@ def _agreement(reference: Found, found: Found, ends: frozenset[int]) -> Agreemen
 
 def _engine(found: Found, agreed: Agreement | None) -> dict[str, Any]:
     if found.error is not None:
-        # The whole of it has been told when it happened; its end says most.
+        # The whole message was printed when the error occurred. Its first and last lines are kept.
         first, *more = found.error.splitlines()
         return {"engine": found.engine, "error": f"{first}: {more[-1]}" if more else first}
     return {
@@ -58,7 +58,8 @@ def _engine(found: Found, agreed: Agreement | None) -> dict[str, Any]:
 
 
 def _best(found: Mapping[Variant, Found]) -> dict[str, Any]:
-    """By measure: every case with each engine at its best, decoding also without MTP and with it."""
+    """For each measure, the best of both sides. The measures are all cases; decoding cases are also compared
+    only without MTP and only with MTP."""
     measures = {name: (name, list(found)) for name in CASES}
     for name in CASES:
         if not name.startswith("prefill"):
@@ -74,7 +75,8 @@ def _best(found: Mapping[Variant, Found]) -> dict[str, Any]:
 
 
 def _acceptance(found: Mapping[Variant, Found]) -> list[dict[str, Any]]:
-    """Ours against every peer that tells depths apart: the same drafts, and its format where we have it."""
+    """Compares our acceptance with every peer that counts by depth, with the same number of drafts and, if
+    possible, in the same number format."""
     answer: list[dict[str, Any]] = []
     for peer, theirs in found.items():
         mine = [v for v in found if v.engine == OURS and v.drafts == peer.drafts and found[v].spec]
@@ -135,7 +137,8 @@ def table(result: Mapping[str, Any]) -> list[str]:
 
 
 def read_shares(found: Mapping[Variant, Found], most: Mapping[str, float]) -> dict[str, float]:
-    """Of what reading allows one text, by number format: the share that each variant without MTP reaches."""
+    """For each variant without MTP: its share of the maximum speed of one text. most: this maximum by number
+    format."""
     shares = {}
     for variant, one in found.items():
         speed = one.median("single")
@@ -145,7 +148,7 @@ def read_shares(found: Mapping[Variant, Found], most: Mapping[str, float]) -> di
 
 
 def at_most(result: Mapping[str, Any]) -> list[str]:
-    """What reading allows one text without MTP, and the shares of it that were reached."""
+    """Lines with the maximum speed of one text without MTP, and each variant's share of it."""
     found = result.get("limits")
     if not found:
         return []
@@ -162,12 +165,12 @@ def at_most(result: Mapping[str, Any]) -> list[str]:
 
 
 def file_name(model: str, machine: Machine, date: str) -> str:
-    """theme_hardware_date, the model being part of the theme."""
+    """The name of the result file: theme_hardware_date. The model is part of the theme."""
     return f"peers-{slug(model)}_{machine.slug}_{date}.json"
 
 
 def rounded(value: Any) -> Any:
-    """Floats to four significant digits or more, through lists and objects."""
+    """A copy with every float rounded: to four decimal places below 100, otherwise to one."""
     if isinstance(value, float):
         return round(value, 4) if abs(value) < 100 else round(value, 1)
     if isinstance(value, Mapping):

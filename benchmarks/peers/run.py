@@ -1,13 +1,13 @@
-"""nextn against transformers, llama.cpp and vLLM: the same checkpoint, the same prompts, the same threads.
+"""Compares nextn with transformers, llama.cpp and vLLM on the same checkpoint, prompts and threads.
 
     benchmarks/peers/install.sh vllm                     # each peer once, see README.md
     python benchmarks/peers/run.py                       # the embedded model
-    python benchmarks/peers/run.py --model DIR           # another, such as synthetic_checkpoint.py's
+    python benchmarks/peers/run.py --model DIR           # another, for example synthetic_checkpoint.py's
     python benchmarks/peers/run.py --gguf FILE           # nextn and llama.cpp on one GGUF file
     python benchmarks/peers/run.py --quick --max-wait 0  # a trial, on a machine that is not idle
 
-Measured: tokens/s of prompts of 512 and of 2,048 tokens, of one text at a time, of 8 and of 32 at once.
-Engines take turns, medians count. The last line is JSON; --output FOLDER keeps it there as
+It measures tokens/s of prompts of 512 and of 2,048 tokens, and of decoding 1, 8 and 32 texts at once. Engines
+take turns, and medians count. The last line is JSON; --output FOLDER writes it to
 peers-<model>_<hardware>_<date>.json.
 """
 
@@ -94,8 +94,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What the engines are given, and what is known of it. needed: bytes a token must read, by format.
-    formats: bytes of a GGUF file in each number format."""
+    """The model that the engines run, and facts about it. needed: bytes that a token must read, by number
+    format. formats: bytes of a GGUF file in each number format."""
 
     path: Path
     name: str
@@ -108,7 +108,7 @@ class Model:
 
 
 def model_of(args: argparse.Namespace) -> Model:
-    """Raises ValueError for a file that cannot be read."""
+    """Reads the facts about the model. Raises ValueError if a file cannot be read."""
     if args.gguf is None:
         folder = model_folder(args.model).resolve()
         cfg = ModelConfig.from_folder(folder)
@@ -144,11 +144,11 @@ def main(argv: list[str] | None = None) -> int:
     work = chosen_cases(args, model)
     variants = [v for v in args.variants if interpreter(v.engine, args.dir)]
     missing = {v.engine: f"{INSTALL} {v.engine}" for v in args.variants if v not in variants}
-    # What every other variant's texts are held against: f32, or the GGUF file's formats, without drafts.
+    # All other variants' texts are compared with this variant's: f32 (or the GGUF file's formats), no drafts.
     mine = [v for v in variants if v.engine == OURS]
     usual = default_variants(args.drafts, args.gguf is not None)[0]
     reference = min(mine, key=lambda v: (v.drafts, v.dtype != "float32"), default=usual)
-    # The engines are process groups of their own: ended, not left behind, when this is.
+    # Each engine is its own process group. On SIGTERM, exit in a way that ends them too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     begin = datetime.datetime.now(datetime.timezone.utc)
     bandwidth = read_bandwidth(args.threads)

@@ -1,6 +1,6 @@
-"""llama.cpp's llama-server, one HTTP request per prompt. See protocol.py.
+"""The runner of llama.cpp: it starts llama-server and sends one HTTP request per prompt. See protocol.py.
 
-Converts a checkpoint folder to GGUF first where that has not been done (convert_gguf.py).
+If a checkpoint folder has not been converted to GGUF yet, it does that first (convert_gguf.py).
 """
 
 from __future__ import annotations
@@ -65,13 +65,14 @@ def start(options: Options) -> tuple[str, Mapping[str, Any], Generate]:
         spec = Spec([proposed], [accepted], by_depth=False) if options.drafts else None
         return Reply(seconds, [d["tokens"] for d in done], spec)
 
-    # The server says on stderr what it is built from; the version file lies beside its sources.
+    # llama-server reports its version only on stderr. The archive of its sources has the version in its name.
     settings = {"dtype": options.dtype, "threads": options.threads, "drafts": options.drafts}
     return f"llama.cpp of llama-cpp-python {source_version(folder)}", settings, generate
 
 
 def converted(folder: Path, model: Path) -> Path:
-    """The checkpoint as GGUF; one file for each state of the checkpoint's files."""
+    """The checkpoint as a GGUF file, converted if needed. Each state of the checkpoint's files has its own
+    GGUF file."""
     state = hashlib.sha256()
     for file in sorted(model.iterdir()):
         state.update(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}\n".encode())
@@ -92,7 +93,7 @@ def source_version(folder: Path) -> str:
 
 
 def wait_until_healthy(process: subprocess.Popen[bytes], port: int, seconds: float = 120.0) -> None:
-    """Raises RuntimeError when the server ends, or does not answer in time."""
+    """Waits until the server is ready. Raises RuntimeError if it ends or is not ready within `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if process.poll() is not None:

@@ -1,4 +1,4 @@
-"""nextn as the peers are run: its engine in-process. See protocol.py."""
+"""The runner of nextn: its engine in-process. See protocol.py."""
 
 from __future__ import annotations
 

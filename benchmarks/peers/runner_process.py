@@ -1,4 +1,4 @@
-"""A runner from the benchmark's side: started, asked, frozen between its turns, ended."""
+"""The benchmark's side of a runner: starts its process, sends requests, freezes it between turns, ends it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from typing import Any
 from protocol import Options, Reply
 
 ANSWER_SECONDS = 1800.0  # an engine that compiles takes minutes to start
-END_SECONDS = 20.0  # after a polite request
+END_SECONDS = 20.0  # from SIGTERM to SIGKILL
 
 
 class RunnerFailed(RuntimeError):
-    """The engine ended or reported an error; the message has the end of what it printed."""
+    """The engine ended or reported an error. The message has the last lines of its output."""
 
 
 class RunnerProcess:
-    """A process group of its own, so that an engine's workers are frozen and ended with it."""
+    """A runner's process. It has its own process group, so that an engine's workers are frozen and ended with
+    it."""
 
     def __init__(
         self, python: Path, script: Path, options: Options, env: Mapping[str, str],
         most_seconds: float = ANSWER_SECONDS,
     ) -> None:  # fmt: skip
-        """Returns once the model is loaded. RunnerFailed, also after most_seconds without an answer."""
+        """Starts the runner and waits until the model is loaded. Raises RunnerFailed, also after most_seconds
+        without an answer."""
         self._most_seconds = most_seconds
         self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115  open as long as the process is
         self._process = subprocess.Popen(
@@ -50,7 +52,8 @@ class RunnerProcess:
         self.settings: dict[str, Any] = hello["settings"]
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> Reply:
-        """Raises RunnerFailed, also when the reply has fewer tokens than asked for."""
+        """Completes the prompts. Raises RunnerFailed, also if the reply does not have max_tokens tokens for
+        each prompt."""
         try:
             print(json.dumps({"prompts": prompts, "max_tokens": max_tokens}), file=self._stdin, flush=True)
         except BrokenPipeError:
@@ -66,7 +69,7 @@ class RunnerProcess:
         return reply
 
     def freeze(self) -> None:
-        """Engines that poll would take time from those whose turn it is."""
+        """Stops the process group: an engine that polls would take time from the engine whose turn it is."""
         os.killpg(self._process.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -89,7 +92,7 @@ class RunnerProcess:
         self._log.close()
 
     def _read(self) -> dict[str, Any]:
-        # A reply is one line and the only one to come, so nothing is left in a buffer that select cannot see.
+        # A request has exactly one line as its reply, so no line is in Python's buffer, unseen by select.
         if not select.select([self._stdout], [], [], self._most_seconds)[0]:
             raise self._failed(f"it did not answer in {self._most_seconds:.0f} s")
         line = self._stdout.readline()

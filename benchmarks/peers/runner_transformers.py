@@ -1,4 +1,4 @@
-"""transformers' generate(), in its defaults. It has no MTP. See protocol.py."""
+"""The runner of transformers: generate() with its defaults, without MTP. See protocol.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""vLLM's CPU backend, offline, compiled. See protocol.py; its environment is set by variants.py."""
+"""The runner of vLLM: its CPU backend, offline and compiled. See protocol.py. variants.py sets its
+environment."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def start(options: Options) -> tuple[str, Mapping[str, Any], Generate]:
     )
 
     def counted() -> tuple[int, list[int]]:
-        """(steps with drafts, accepted drafts by depth) since the start."""
+        """(number of steps with drafts, accepted drafts by depth) since the start."""
         steps, accepted = 0, [0] * options.drafts
         for metric in llm.get_metrics():
             if metric.name == COUNTERS[0] and isinstance(metric, Counter):

@@ -1,6 +1,6 @@
-"""What is measured: an engine, a number format and a number of MTP drafts, written "vllm:bfloat16:mtp1".
+"""The variants that are measured: an engine, a number format and a number of MTP drafts.
 
-Of a GGUF file the number formats are the file's: "nextn:gguf:mtp2".
+A variant is written "vllm:bfloat16:mtp1". For a GGUF file, whose number formats are fixed: "nextn:gguf:mtp2".
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ GGUF = "gguf"
 
 @dataclass(frozen=True)
 class Engine:
-    """dtypes: the first is the default. ready: below the engine's folder, there once it is installed. gguf:
-    whether it is measured on GGUF files."""
+    """dtypes: number formats; the first is the default. ready: a path in the engine's folder that exists if
+    it is installed. gguf: whether it is measured on GGUF files."""
 
     dtypes: tuple[str, ...]
     mtp: bool
@@ -27,7 +27,7 @@ class Engine:
     gguf: bool = False
 
     def formats(self, gguf: bool) -> tuple[str, ...]:
-        """The number formats it is asked in, of a checkpoint folder or of a GGUF file."""
+        """The number formats that are measured, of a checkpoint folder or of a GGUF file."""
         if gguf:
             return (GGUF,) if self.gguf else ()
         return self.dtypes
@@ -45,14 +45,15 @@ ENGINES = {
 class Variant:
     engine: str
     dtype: str
-    drafts: int  # MTP drafts a step; 0: off
+    drafts: int  # MTP drafts per step; 0: off
 
     def __str__(self) -> str:
         return f"{self.engine}:{self.dtype}" + (f":mtp{self.drafts}" if self.drafts else "")
 
     @staticmethod
     def parse(text: str, gguf: bool = False) -> Variant:
-        """engine[:dtype][:mtpK]. gguf: the model is a GGUF file. Raises ValueError for what there is not."""
+        """Parses engine[:dtype][:mtpK]. gguf: whether the model is a GGUF file. Raises ValueError for an
+        unknown or unsupported part."""
         name, *rest = text.split(":")
         engine, able = ENGINES.get(name), [n for n, e in ENGINES.items() if e.formats(gguf)]
         if engine is None or name not in able:
@@ -76,7 +77,7 @@ class Variant:
 
 
 def default_variants(drafts: int, gguf: bool = False) -> list[Variant]:
-    """Every engine in every format it is asked in, without MTP and with `drafts`."""
+    """Every engine without MTP and with `drafts`: nextn in all its formats, the others in their default."""
     found: list[Variant] = []
     for name, engine in ENGINES.items():
         dtypes = engine.formats(gguf)
@@ -96,15 +97,16 @@ def interpreter(engine: str, folder: Path) -> Path | None:
 
 
 def environment(engine: str, folder: Path, threads: int, cores: list[int]) -> dict[str, str]:
-    """The variables an engine's process is started with, besides what it inherits."""
+    """Environment variables for an engine's process, in addition to the inherited ones."""
     found = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     more = _MORE.get(engine)
     return {**found, **(more(folder / engine, cores[:threads]) if more else {})}
 
 
 def _vllm(home: Path, cores: list[int]) -> Mapping[str, str]:
-    """As vLLM's CPU guide has it. Left alone it would keep one core for its scheduler. Its MLA kernel for
-    CPUs takes DeepSeek's own 512 + 64 dimensions only, so attention runs on unpacked keys and values."""
+    """The settings of vLLM's CPU guide. By default vLLM would reserve one core for its scheduler. Its MLA
+    kernel for CPUs only supports DeepSeek's 512 + 64 dimensions, so attention uses expanded keys and
+    values."""
     preload = [*sorted(home.glob("tcmalloc/**/libtcmalloc_minimal.so.4")), home / "lib" / "libiomp5.so"]
     return {
         "LD_PRELOAD": ":".join(str(library) for library in preload if library.exists()),

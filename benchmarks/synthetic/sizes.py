@@ -1,4 +1,4 @@
-"""How large a synthetic checkpoint is: its dimensions, and what follows from them."""
+"""The dimensions of a synthetic checkpoint, and sizes that follow from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BF16_BYTES = 2
 
 @dataclass(frozen=True)
 class Dimensions:
-    """DeepSeek-V3's names for them."""
+    """The dimensions, with DeepSeek-V3's names."""
 
     vocab_size: int
     hidden_size: int
@@ -37,7 +37,8 @@ class Dimensions:
     max_position_embeddings: int = 4096
 
     def config_json(self) -> dict[str, Any]:
-        """config.json with DeepSeek's keys; yarn stretches a quarter of max_position_embeddings."""
+        """config.json with DeepSeek's keys. YaRN extends the context from a quarter of
+        max_position_embeddings."""
         return {
             "architectures": ["DeepseekV3ForCausalLM"],
             "model_type": "deepseek_v3",
@@ -74,7 +75,7 @@ class Dimensions:
         }
 
     def check(self) -> ModelConfig:
-        """Raises ValueError naming the dimension that does not go with the others, and the fix."""
+        """Makes the config. Raises ValueError, which names a dimension that does not fit, and the fix."""
         for name, value in dataclasses.asdict(self).items():
             if value < (0 if name in ("first_k_dense_replace", "n_shared_experts") else 1):
                 raise ValueError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
@@ -104,18 +105,18 @@ PRESETS = {
 
 
 def checkpoint_tensors(cfg: ModelConfig) -> Shapes:
-    """All of a checkpoint's tensors, the NextN layer's copies of embedding and head included."""
+    """All tensors of a checkpoint, including the NextN layer's copies of embedding and head."""
     return expected_tensors(cfg, 1) | shared_tensors(cfg, 1)
 
 
 def parameters(cfg: ModelConfig) -> int:
-    """Of the target: embedding and head, not the NextN layer."""
+    """Number of the target's parameters, including embedding and head, without the NextN layer."""
     return sum(math.prod(shape) for shape in expected_tensors(cfg, 0).values())
 
 
 def bytes_per_token(cfg: ModelConfig) -> int:
-    """bf16 bytes of weights that one decoded token makes the target read: all but the embedding table
-    and the experts that were not chosen."""
+    """Bytes of bf16 weights that the target reads for one decoded token: everything except the embedding
+    table and the experts that were not chosen."""
     read = 0
     for name, shape in expected_tensors(cfg, 0).items():
         if name == "model.embed_tokens.weight":

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer of any size, made from the embedded model's: shortened, or with more merges."""
+"""Makes a byte-level BPE tokenizer of any size from the embedded model's, with fewer or with more merges."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from nextn.config import EMBEDDED, model_folder
 
-LONGEST = 24  # characters in a made-up token
+LONGEST = 24  # maximum characters of a new token
 
 
 def embedded_folder() -> Path:
@@ -17,9 +17,11 @@ def embedded_folder() -> Path:
 
 
 def tokenizer_json(vocab_size: int) -> tuple[dict[str, Any], int]:
-    """(tokenizer.json, number of special tokens, which come first). Every id below vocab_size is a token.
+    """Returns (tokenizer.json, number of special tokens, which come first). Every id below vocab_size is a
+    token.
 
-    Raises ValueError below the special tokens and the 256 bytes, and beyond all pairs of tokens.
+    Raises ValueError if vocab_size is too small for the special tokens and the 256 bytes, or larger than the
+    tokens that can be made.
     """
     found: dict[str, Any] = json.loads((embedded_folder() / "tokenizer.json").read_text(encoding="utf-8"))
     model = found["model"]
@@ -44,11 +46,11 @@ def tokenizer_json(vocab_size: int) -> tuple[dict[str, Any], int]:
 
 
 def _new_pairs(vocab: dict[str, int], special: int) -> Iterator[tuple[str, str]]:
-    """Pairs of tokens whose concatenation is not yet a token; `vocab` may grow meanwhile."""
+    """Yields pairs of tokens whose concatenation is not a token yet. `vocab` can grow in the meantime."""
     tokens = sorted(vocab, key=lambda token: vocab[token])[special:]
     for first in tokens:
         for second in tokens:
             if len(first) + len(second) <= LONGEST and first + second not in vocab:
                 yield first, second
-    # Nothing left: the caller's next look at the size ends it or refuses.
+    # There are no more pairs; the caller then raises ValueError.
     return

@@ -1,14 +1,14 @@
-"""Weights with which greedy text walks a fixed permutation, drafted right at a dialled rate.
+"""Weights of a model whose greedy text follows a fixed permutation of tokens, with a chosen acceptance rate.
 
     next(t)        one cycle over all ordinary tokens, in an order drawn from the seed
-    embedding[t]   normal(0, 1), and a marker in one of a few reserved columns where t is a "miss"
+    embedding[t]   normal(0, 1), and if t is a "miss", a marker in one of a few reserved columns
     head[next(t)]  embedding[t] without the markers, scaled
 
-A decoder layer reads what it reads of a trained model's, but writes little: after all layers the residual
-stream is still the last token's embedding, so the head finds the next one. The NextN layer's eh_proj passes
-the embedding through, so its draft is right; but it turns a marker into the embedding of a wrong token, four
-times as large. Exactly a share 1 - acceptance of the ordinary tokens are misses, drawn at random: so
-every draft, the first or a chained one, is right with that probability, whatever the number format.
+A decoder layer reads as many bytes as in a trained model, but its output is small. So after all layers the
+residual stream is still nearly the last token's embedding, and the head finds the next token. The NextN
+layer's eh_proj passes the embedding through, so its draft is right. But it turns a marker into the embedding
+of a wrong token, four times as large. The misses are a share 1 - acceptance of the ordinary tokens, drawn at
+random. So every draft, at any depth of a chain, is right with that probability, in any number format.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from torch import Tensor
 
 from nextn.families.config import ModelConfig
 
-MARKER = 8.0  # of a miss, in its reserved column; the other columns have a standard deviation of 1
-WRONG = 4.0  # the size of the wrong token's embedding in a miss's draft, beside the right one's of 1
-DISTURBANCE = 0.1  # what all layers together add to the residual stream, relative to the embedding
-TOP_LOGIT = 32.0  # of the next token; the others have a standard deviation of TOP_LOGIT / sqrt(hidden)
+MARKER = 8.0  # value in a miss's reserved column; other columns have a standard deviation of 1
+WRONG = 4.0  # factor of the wrong token's embedding in a miss's draft; the right one has factor 1
+DISTURBANCE = 0.1  # sum that all layers add to the residual stream, relative to the embedding
+TOP_LOGIT = 32.0  # the next token's logit; the others have a standard deviation of TOP_LOGIT / sqrt(hidden)
 
 
 class Walk:
-    """The tokens' order, and every weight of the checkpoint by name. Weights are bf16 and depend on
-    seed, name and shape only."""
+    """The tokens' order, and every weight of the checkpoint by name. Weights depend only on seed, name and
+    shape."""
 
     def __init__(self, cfg: ModelConfig, special: int, acceptance: float, seed: int) -> None:
         """special: ids 0 .. special - 1 are never generated. Raises ValueError for an acceptance outside
-        [0, 1] and for sizes in which tokens cannot be told apart."""
+        [0, 1], and for sizes that are too small to distinguish tokens."""
         if not 0.0 <= acceptance <= 1.0:
             raise ValueError(f"--acceptance is {acceptance}; it must be between 0 and 1")
         if cfg.hidden_size < 64:
@@ -51,7 +51,7 @@ class Walk:
         order = torch.randperm(count, generator=gen) + special
         self.next = torch.empty(cfg.vocab_size, dtype=torch.long)
         self.next[order] = order.roll(-1)
-        # A special token goes on as some ordinary one does.
+        # A special token has the same successor and embedding as an ordinary token, its twin.
         self.twin = torch.arange(cfg.vocab_size)
         self.twin[:special] += special
         self.next[:special] = self.next[self.twin[:special]]
@@ -65,7 +65,7 @@ class Walk:
         self.marker[:special] = self.marker[self.twin[:special]]
 
     def drafted(self, token: int) -> bool:
-        """Whether the draft for what follows `token` is right."""
+        """Whether the draft of the token after `token` is right."""
         return bool(self.marker[token] < 0)
 
     def text(self, last: int, length: int) -> list[int]:
@@ -77,7 +77,8 @@ class Walk:
         return tokens
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """One tensor of the checkpoint: bf16, the routers' correction biases f32 as in DeepSeek's files."""
+        """One tensor of the checkpoint: bf16; the routers' correction biases are f32, as in DeepSeek's
+        files."""
         if name.endswith("embed_tokens.weight"):
             return self._embedding
         if name.endswith(("lm_head.weight", "shared_head.head.weight")):
@@ -114,7 +115,7 @@ class Walk:
         return head
 
     def _eh_proj(self, name: str) -> Tensor:
-        """[hidden, 2 * hidden]: embedding first. Of the hidden state it lets little through."""
+        """[hidden, 2 * hidden], the embedding's part first. The hidden state has only small weights."""
         size = self.cfg.hidden_size
         std = DISTURBANCE * size**-0.5
         weight = torch.randn(size, 2 * size, generator=self._generator(name)).mul_(std)
@@ -125,5 +126,5 @@ class Walk:
         return weight.bfloat16()
 
     def _generator(self, name: str) -> torch.Generator:
-        # torch's CPU generator looks at the lower 32 bits only.
+        # torch's CPU generator uses only the lower 32 bits of a seed.
         return torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))

@@ -1,13 +1,14 @@
-"""Replicas of `nextn serve` behind Ray Serve: each is a whole server, to which Serve passes requests on.
+"""Runs replicas of `nextn serve` behind Ray Serve. Each replica is a whole server and gets whole requests.
 
     pip install 'ray[serve]'        # on every node, in the environment of nextn
     cd examples/deploy
     serve run ray_serve:app replicas=2 cpus=4 options='--model-path /models/mine'
     curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "def f("}'
 
-replicas: how many. cpus: of each; it is also its --threads. options: of `nextn serve`. Serve starts a replica
-again that ends, on another node if need be. Each request goes to the less loaded of two random replicas,
-whatever is in their caches. What concerns one server, such as /metrics or /flush_cache, reaches one of them.
+replicas: number of replicas. cpus: CPUs of each replica, and its --threads. options: options of `nextn
+serve`. If a replica ends, Serve starts it again, on another node if necessary. Each request goes to the less
+loaded of two random replicas; their caches do not matter. A request about one server, for example /metrics or
+/flush_cache, reaches only one replica.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ from starlette.responses import StreamingResponse
 from nextn.bench import tied
 
 READY = re.compile(r"nextn is ready on (http://\S+) ")
-OF_A_CONNECTION = {"connection", "date", "host", "keep-alive", "server", "transfer-encoding"}  # headers
+# Headers that belong to one connection and are not passed on.
+OF_A_CONNECTION = {"connection", "date", "host", "keep-alive", "server", "transfer-encoding"}
 STOP_SECONDS = 40  # more than --shutdown-timeout
 
 
 @serve.deployment(max_ongoing_requests=1024, graceful_shutdown_timeout_s=STOP_SECONDS + 5)
 class Server:
-    """One server, and its client. The server itself refuses what it has no room for."""
+    """One server, and a client of it. If the server is full, it refuses requests itself."""
 
     def __init__(self, options: list[str]) -> None:
-        """Waits until the server is ready. It ends with this process, however that ends."""
+        """Starts the server and waits until it is ready. It ends when this process ends, even if this process
+        is killed. Raises RuntimeError if it ends first."""
         command = [sys.executable, "-m", "nextn", "serve", "--port", "0", *options]
         self.process = subprocess.Popen(
             [sys.executable, tied.__file__, str(os.getpid()), *command], stdout=subprocess.PIPE, text=True
@@ -49,7 +52,7 @@ class Server:
         self.client = httpx.AsyncClient(base_url=found[1], timeout=None, limits=unlimited, trust_env=False)
 
     async def __call__(self, request: Request) -> StreamingResponse:
-        """A client that goes away ends its request in the server, too."""
+        """Passes a request on. If the client disconnects, its request in the server ends too."""
         answer = await self.client.send(
             self.client.build_request(
                 request.method,
@@ -62,7 +65,8 @@ class Server:
         return StreamingResponse(chunks(answer), answer.status_code, passed_on(answer.headers))
 
     def check_health(self) -> None:
-        """A server starts a dead engine again itself. When it gives up, it ends."""
+        """Raises RuntimeError if the server has ended. The server itself restarts a dead engine; when it
+        gives up, it ends."""
         if self.process.poll() is not None:
             raise RuntimeError(f"nextn serve has ended with {self.process.returncode}")
 

@@ -1,7 +1,7 @@
-"""What speculation did during a load: the difference of two readings of the server's counters.
+"""Results of speculation during a load: the difference of two readings of the server's counters.
 
-The counters are nextn's, else vLLM's. A server with neither may have SGLang's mean since it started. That is
-not of this load alone: it is reported, and marked.
+The counters are nextn's or vLLM's. A server with neither may report SGLang's mean since its start. That mean
+also covers requests before the load, so the result marks it (`Acceptance.lifetime`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ async def read_spec(url: str) -> SpecStats:
 
 
 def parse_spec(metrics: str) -> SpecStats:
-    """Sums over replicas. Raises BenchError for a text that is not a nextn server's /metrics."""
+    """Sums the counters over replicas. Raises BenchError if the text is not a nextn server's /metrics."""
     samples: dict[tuple[str, str], int] = {}
     for family in text_string_to_metric_families(metrics):
         for sample in family.samples:
@@ -47,17 +47,19 @@ def parse_spec(metrics: str) -> SpecStats:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Acceptance, as far as it is known. `length`: tokens per verify step, None if nothing was drafted."""
+    """Acceptance, as far as the server reports it. `length`: committed tokens per verify step; None if
+    nothing was drafted."""
 
     length: float | None
     by_position: list[float]  # drafts accepted / proposed, by depth
-    source: str  # whose numbers these are
-    lifetime: bool = False  # of all that the server has done, warm-up included
-    simulated: bool = False  # the server accepts drafts by lot
+    source: str  # the engine that reports the numbers: nextn, vllm or sglang
+    lifetime: bool = False  # `length` covers all requests since the server started, warm-up included
+    simulated: bool = False  # the server accepts drafts at random
 
 
 async def read_counters(url: str, api_key: str | None) -> tuple[str, SpecStats] | None:
-    """Returns whose counters they are, and their totals; None if the server has none that we know."""
+    """Returns the engine's name ("nextn" or "vllm") and its totals; None if the server has neither's
+    counters."""
     try:
         text = await get_text(url, "/metrics", api_key)
         return ("nextn", parse_spec(text)) if "nextn:spec_" in text else ("vllm", parse_vllm(text))
@@ -66,9 +68,9 @@ async def read_counters(url: str, api_key: str | None) -> tuple[str, SpecStats] 
 
 
 def parse_vllm(metrics: str) -> SpecStats:
-    """Sums vLLM's counters over all engines. Raises BenchError when they are not there.
+    """Sums vLLM's counters over all engines. Raises BenchError if they are missing.
 
-    vLLM counts drafts, not proposals by depth: every draft proposes at every depth.
+    vLLM does not count proposals by depth. Each of its drafts proposes a token at every depth.
     """
     totals: dict[str, float] = {}
     accepted: dict[int, float] = {}
@@ -94,7 +96,7 @@ def parse_vllm(metrics: str) -> SpecStats:
 async def acceptance_since(
     url: str, before: tuple[str, SpecStats] | None, api_key: str | None
 ) -> Acceptance | None:
-    """The change since `before`, a result of `read_counters`. None when the server does not say."""
+    """Acceptance since `before`, a result of `read_counters`. None if the server does not report it."""
     after = await read_counters(url, api_key)
     if before is not None and after is not None:
         found = after[1].since(before[1])

@@ -1,6 +1,6 @@
-"""The streaming APIs that the load client speaks: which path, which body, what a chunk says.
+"""The streaming APIs that the load client speaks: path, request body, and how to read a chunk.
 
-`BACKENDS` are bench_serving's names for servers; most of them differ in the API alone.
+`BACKENDS` maps bench_serving's names of servers to APIs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True)
 class Update:
-    """What one chunk of a stream says. `text` is the new text, or all so far if `cumulative`.
-
-    Token counts are totals so far, None if the chunk has none.
+    """The contents of one chunk of a stream. `text` is the new text, or the whole text so far if
+    `cumulative`. Token counts are totals so far; None if the chunk has none.
     """
 
     text: str
@@ -31,11 +30,11 @@ class Update:
 @dataclass(frozen=True)
 class Api:
     path: str
-    takes_ids: bool  # a prompt may be token ids
-    counts: bool  # every chunk that brings text says how many tokens there are by then
+    takes_ids: bool  # a prompt can be token ids
+    counts: bool  # every chunk with text has the number of tokens so far
     body: Callable[[str | None, Prompt, int, bool], dict[str, Any]]  # model, prompt, tokens, ignore_eos
-    streamed: Callable[[Body], dict[str, Any]]  # the body with what makes the answer a stream with usage
-    read: Callable[[Chunk], Update]  # KeyError, TypeError or IndexError for what is not such a chunk
+    streamed: Callable[[Body], dict[str, Any]]  # the body with the fields that request a stream with usage
+    read: Callable[[Chunk], Update]  # raises KeyError, TypeError or IndexError for any other chunk
 
 
 def completion_body(model: str | None, prompt: Prompt, tokens: int, ignore_eos: bool) -> dict[str, Any]:

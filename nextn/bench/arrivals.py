@@ -1,4 +1,4 @@
-"""When the requests of a load arrive."""
+"""Arrival times of a load's requests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import numpy as np
 
 
 def poisson_arrivals(count: int, rate: float, seed: int) -> list[float]:
-    """Seconds from the start, ascending; the first is 0. `rate`: requests/s, inf for all at once.
-
-    Raises ValueError for a rate that is not positive.
+    """Arrival times of `count` requests: seconds from the start, ascending; the first is 0. `rate`:
+    requests/s; inf: all at once. Raises ValueError if the rate is not positive.
     """
     if not rate > 0:
         raise ValueError(f"--request-rate is {rate}; it must be above 0, or inf")

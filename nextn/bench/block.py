@@ -1,7 +1,8 @@
-"""The result block: bench_serving's lines in its form and order, so that parsers of its logs read ours.
+"""The result block of a load, for a terminal. It has bench_serving's lines in the same form and order, so
+that parsers of bench_serving's logs can read it.
 
-Results that it does not have (goodput, acceptance by position, failures by kind) follow in sections of their
-own.
+Goodput, acceptance by position and failures by kind, which bench_serving does not have, follow in extra
+sections.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from nextn.bench.measure import Metrics, Spread
 from nextn.bench.outcome import Outcome
 
 WIDTH, LABEL = 50, 40
-SIMULATED = "simulated"  # and so is what the texts say
+SIMULATED = "simulated"  # the texts are then not the model's either
 
 
 def result_block(outcome: Outcome) -> str:

@@ -1,4 +1,4 @@
-"""The load client: n streams at once, each timed chunk by chunk.
+"""The load client: it runs n streams at once and times each of them chunk by chunk.
 
 loaded = await run_load("http://127.0.0.1:30000", bodies, concurrency=16)
 """
@@ -19,7 +19,7 @@ from nextn.bench.apis import COMPLETIONS, Api, Body
 from nextn.bench.errors import BenchError, RequestError
 from nextn.bench.transport import Transport
 
-SILENCE_SECONDS = 300.0  # a server that sends nothing for so long is taken for dead
+SILENCE_SECONDS = 300.0  # a request fails if the server sends nothing for this long
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Reply:
     prompt_tokens: int
     completion_tokens: int
     sent: float
-    arrivals: tuple[float, ...]  # of each chunk that brought text or the end; at least one
-    counts: tuple[int, ...] = ()  # tokens there were at each arrival, where the API says; else empty
+    arrivals: tuple[float, ...]  # of each chunk with text or a finish reason; at least one
+    counts: tuple[int, ...] = ()  # tokens so far at each arrival; empty if the API does not send them
 
     @property
     def ttft(self) -> float:
-        """Time to the first token, which is the time to the first chunk."""
+        """Seconds to the first token, measured as the time to the first chunk."""
         return self.arrivals[0] - self.sent
 
     @property
@@ -44,14 +44,14 @@ class Reply:
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first; None if there was one token only."""
+        """Seconds per output token after the first; None if there was only one token."""
         rest = self.completion_tokens - 1
         return (self.latency - self.ttft) / rest if rest > 0 else None
 
     @property
     def gaps(self) -> list[float]:
-        """Times between chunks. A chunk has as many tokens as the server committed in one step. Where the API
-        says how many, each token gets its share of the gap, as in bench_serving."""
+        """Seconds between chunks. A chunk has as many tokens as the server committed in one step. If the API
+        sends token counts, each token gets an equal share of its chunk's gap, as in bench_serving."""
         gaps = [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
         if not self.counts:
             return gaps
@@ -76,7 +76,8 @@ class Load:
 
 
 def make_client(url: str, silence: float = SILENCE_SECONDS, api_key: str | None = None) -> httpx.AsyncClient:
-    """A client without a proxy and without a limit on connections. The caller closes it."""
+    """Makes a client without a proxy and without a limit on connections. The caller closes it. `silence`:
+    seconds without data after which a request fails."""
     return httpx.AsyncClient(
         base_url=url,
         timeout=httpx.Timeout(silence, connect=10.0),
@@ -91,7 +92,7 @@ async def run_load(
 ) -> Load:
     """Sends every body, in order, with `concurrency` requests in flight.
 
-    Raises RequestError for the first request that fails; the others are cancelled.
+    Raises RequestError for the first request that fails, and cancels the others.
     """
     async with make_client(url) as client:
 
@@ -113,7 +114,7 @@ async def measure_load(
 ) -> Load:
     """Sends body i `arrivals[i]` seconds from now, or later if `concurrency` are in flight (None: no limit).
 
-    A request that fails is an outcome like another; nothing is raised for it.
+    A failed request becomes a RequestError in `outcomes`; it is not raised.
     """
 
     async def one(index: int) -> Reply | RequestError:
@@ -132,7 +133,7 @@ async def timed(
     arrivals: Sequence[float],
     concurrency: int | None,
 ) -> Load:
-    """Runs `one(i)` at every arrival. An exception in one cancels them all."""
+    """Runs `one(i)` at every arrival. An exception in one call cancels all the others."""
     turns = asyncio.Semaphore(concurrency or max(len(arrivals), 1))
     begin = time.perf_counter()
 
@@ -153,7 +154,7 @@ async def timed(
 
 
 async def stream(client: httpx.AsyncClient, body: Body, api: Api = COMPLETIONS) -> Reply:
-    """Streams one request. Raises RequestError when the answer is an error, breaks off or cannot be read."""
+    """Streams one request. Raises RequestError if the answer is an error, is incomplete or cannot be read."""
     where = f"POST {client.base_url.join(api.path)}"
     text = ""
     arrivals: list[float] = []
@@ -192,8 +193,8 @@ async def stream(client: httpx.AsyncClient, body: Body, api: Api = COMPLETIONS) 
 
 
 async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of server-sent events up to [DONE]. Lines end at b"\\n" only: a text's own line
-    separators, such as U+2028, are not escaped in JSON."""
+    """Yields the data of server-sent events up to [DONE]. Only b"\\n" ends a line: other line separators in
+    a text, for example U+2028, are not escaped in JSON."""
     rest = b""
     async for part in parts:
         *lines, rest = (rest + part).split(b"\n")
@@ -207,7 +208,8 @@ async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def refusal(status: int, body: bytes) -> RequestError:
-    """Makes an error with the server's own words, if it has any. An error amid a stream has status 200."""
+    """Makes an error with the server's own message if there is one. An error within a stream has status
+    200."""
     try:
         words = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):
@@ -222,7 +224,7 @@ async def get(url: str, path: str, api_key: str | None = None) -> Any:
 
 
 async def get_with(client: httpx.AsyncClient, path: str) -> Any:
-    """As `get`, with an existing client: making one takes a core 30 ms. Raises BenchError."""
+    """Like `get`, with an existing client: making a client takes 30 ms of a core. Raises BenchError."""
     return _json(await _request(client, "GET", path, None))
 
 
@@ -232,12 +234,12 @@ async def get_text(url: str, path: str, api_key: str | None = None) -> str:
 
 
 async def get_text_with(client: httpx.AsyncClient, path: str) -> str:
-    """As `get_text`, with an existing client. Raises BenchError."""
+    """Like `get_text`, with an existing client. Raises BenchError."""
     return (await _request(client, "GET", path, None)).text
 
 
 async def post(url: str, path: str, body: Body) -> Any:
-    """POSTs and returns the JSON of the answer. Raises BenchError."""
+    """POSTs `body` as JSON and returns the answer's JSON. Raises BenchError."""
     return _json(await _answer(url, "POST", path, body, None))
 
 

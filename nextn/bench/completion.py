@@ -1,4 +1,4 @@
-"""One completion token by token, as the server reports it: by step, with the drafts that were rejected."""
+"""One completion token by token, as the server reports it: each step's tokens and rejected drafts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from nextn.draft import Draft
 
-Token = tuple[str, int]  # its text, the depth at which it was drafted; 0: the model's own
+Token = tuple[str, int]  # text, and the depth at which it was drafted (0: not a draft)
 
 
 class Step(NamedTuple):
-    """tokens: committed. rejected: drafts."""
+    """tokens: the committed tokens of a step. rejected: its rejected drafts."""
 
     tokens: list[Token]
     rejected: list[Token]
@@ -25,7 +25,7 @@ class Completion:
 
     @classmethod
     def of(cls, prompt: str, choice: Mapping[str, Any]) -> Completion:
-        """From a choice with `draft_depths` and `draft_steps`."""
+        """Makes it from a choice of the answer that has `draft_depths` and `draft_steps`."""
         pieces: list[Token] = [(text, depth) for text, depth in choice["draft_depths"]]
         steps, at = [], 0
         for step in choice["draft_steps"]:

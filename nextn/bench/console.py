@@ -1,7 +1,7 @@
-"""Where output goes: a terminal gets colours and live displays, everything else plain text.
+"""Consoles for output: a terminal gets colours and live displays, a file or pipe gets plain text.
 
-Plain text has no escape codes and the same width everywhere. A terminal gets it too where NO_COLOR or
-TERM=dumb is set.
+Plain text has no escape codes. A terminal gets plain text too if NO_COLOR or TERM=dumb is set. For a file or
+a pipe, the console is WIDTH columns wide.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 100  # columns of plain text that goes to a file or a pipe
-# A text must not move the cursor or set the terminal's title.
+# Control characters, with which a text could move the cursor or set the terminal's title.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def styled(stream: TextIO) -> bool:
-    """Whether a stream takes colours and cursor movements."""
+    """Whether a stream gets colours and cursor movements."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def console(stream: TextIO, force: bool = False) -> Console:
-    """Makes a console that prints texts as they are. force: a live display even where it is no terminal."""
+    """Makes a console that prints texts unchanged: no markup, no highlighting. force: treat the stream as a
+    terminal, for a live display."""
     from rich.console import Console
 
     colours = styled(stream)
@@ -40,7 +41,7 @@ def console(stream: TextIO, force: bool = False) -> Console:
 
 
 def print_markdown(text: str, stream: TextIO) -> None:
-    """Prints Markdown: laid out on a terminal that takes colours, as it is elsewhere."""
+    """Prints Markdown: formatted on a terminal that gets colours, as plain source otherwise."""
     if styled(stream):
         from rich.markdown import Markdown
 

@@ -1,7 +1,7 @@
-"""The requests of a load: prompts and output lengths, the same for the same seed.
+"""The requests of a load: prompts and output lengths. They are the same for the same seed.
 
-`code` is real text that every checkout has. `random`, `random-ids` and `generated-shared-prefix` make prompts
-of exact lengths as token ids; an API that takes text alone gets their text. `sharegpt` and `custom` read
+`code` is real text from the package. `random`, `random-ids` and `generated-shared-prefix` make prompts of
+exact lengths as token ids; for an API that takes only text they are decoded. `sharegpt` and `custom` read
 files.
 """
 
@@ -29,12 +29,12 @@ class Options:
 
     name: str = "code"
     path: Path | None = None
-    num_prompts: int | None = None  # None: 64; groups x prompts of generated-shared-prefix
-    output_len: int = 128  # of code, and of custom where a line does not say
+    num_prompts: int | None = None  # None: 64; for generated-shared-prefix groups x prompts; for custom all
+    output_len: int = 128  # for code, and for lines of custom that have no length
     random_input_len: int = 1024
     random_output_len: int = 1024
     random_range_ratio: float = 0.0
-    sharegpt_output_len: int | None = None  # None: as long as the answer in the file
+    sharegpt_output_len: int | None = None  # None: the length of the answer in the file
     sharegpt_context_len: int | None = None  # longer conversations are left out
     gsp_num_groups: int = 64
     gsp_prompts_per_group: int = 16
@@ -51,7 +51,8 @@ class Sample:
 
 
 def load_samples(options: Options, tokenizer: Tokenizer | None) -> list[Sample]:
-    """Makes the samples. Raises ValueError that names the wrong option, or file and line; OSError."""
+    """Makes the samples. Raises ValueError, which names the wrong option or the file and line, and OSError
+    if the file cannot be read."""
     rng = np.random.default_rng(options.seed)
     if options.name in ("sharegpt", "custom") and options.path is None:
         raise ValueError(f"--dataset-name {options.name} needs --dataset-path")
@@ -77,8 +78,8 @@ def count_of(options: Options) -> int:
 
 
 def code(options: Options) -> list[Sample]:
-    """The held-out prompts in order. From the second pass on, each without its first line, then without its
-    first two, and so on: no two begin alike."""
+    """The held-out prompts in order. The second pass leaves out the first line of each prompt, the third
+    pass the first two lines, and so on. So no two prompts begin the same."""
     prompts = [prompt.splitlines(keepends=True) for prompt in all_heldout_prompts()]
     cuts = [
         "".join(lines[dropped:])
@@ -90,7 +91,8 @@ def code(options: Options) -> list[Sample]:
 
 
 def random_lengths(full: int, ratio: float, count: int, rng: np.random.Generator) -> list[int]:
-    """Uniform in [max(int(full * ratio), 1), full]."""
+    """`count` lengths, uniform in [max(int(full * ratio), 1), full]. Raises ValueError if the ratio is not in
+    [0, 1]."""
     if not 0.0 <= ratio <= 1.0:
         raise ValueError(f"--random-range-ratio is {ratio}; it must be between 0 and 1")
     lengths: list[int] = rng.integers(max(int(full * ratio), 1), full + 1, count).tolist()
@@ -98,7 +100,8 @@ def random_lengths(full: int, ratio: float, count: int, rng: np.random.Generator
 
 
 def random(options: Options, tokenizer: Tokenizer, rng: np.random.Generator) -> list[Sample]:
-    """Real text of random lengths: a text of the file, else a held-out one, cut or repeated."""
+    """Real text of random lengths: texts of the file, or held-out prompts if there is no file, each cut or
+    repeated to its length."""
     if options.path is None:
         texts = all_heldout_prompts()
     else:
@@ -110,7 +113,7 @@ def random(options: Options, tokenizer: Tokenizer, rng: np.random.Generator) -> 
     samples = []
     for i, (length, output) in enumerate(both_lengths(options, rng)):
         ids = sources[order[i % len(order)]]
-        # A source that comes again begins one token later: no two prompts begin alike.
+        # A text that is used again begins one token later, so that no two prompts begin the same.
         start = i // len(order) % len(ids)
         ids = ids[start:] + ids[:start]
         samples.append(Sample((ids * -(-length // len(ids)))[:length], output))
@@ -131,13 +134,14 @@ def both_lengths(options: Options, rng: np.random.Generator) -> Iterator[tuple[i
 
 
 def ordinary_ids(tokenizer: Tokenizer) -> list[int]:
-    """All token ids that stand for text: no special tokens."""
+    """All token ids that have text and are not special tokens."""
     spelled = tokenizer.token_bytes(skip_special_tokens=True)
     return [token for token in range(tokenizer.vocab_size) if spelled[token]]
 
 
 def sharegpt(options: Options, tokenizer: Tokenizer, rng: np.random.Generator) -> list[Sample]:
-    """The first two turns of conversations in random order: the prompt, and how long its answer was."""
+    """Conversations in random order: the first turn is the prompt, the second turn's length is the output
+    length."""
     assert options.path is not None
     found: list[Sample] = []
     turns = conversations(options.path)
@@ -154,7 +158,8 @@ def sharegpt(options: Options, tokenizer: Tokenizer, rng: np.random.Generator) -
 
 
 def conversations(path: Path) -> list[tuple[str, str]]:
-    """(first turn, second turn) of every conversation in ShareGPT's JSON that has two."""
+    """(first turn, second turn) of every conversation in ShareGPT's JSON that has at least two turns. Raises
+    ValueError if the file is not in that form."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         turns = [entry.get("conversations", entry.get("conversation", [])) for entry in entries]
@@ -192,7 +197,8 @@ def custom_sample(line: str, where: str, output_len: int) -> Sample:
 
 
 def generated_shared_prefix(options: Options, tokenizer: Tokenizer, rng: np.random.Generator) -> list[Sample]:
-    """Groups of prompts that begin alike, shuffled: system prompt and question, both of random ids."""
+    """Shuffled groups of prompts. All prompts of a group begin with the same system prompt; each has its own
+    question. Both are random ids."""
     groups, each = options.gsp_num_groups, options.gsp_prompts_per_group
     if options.num_prompts not in (None, groups * each):
         raise ValueError(
@@ -210,7 +216,8 @@ def generated_shared_prefix(options: Options, tokenizer: Tokenizer, rng: np.rand
 
 
 def enough(found: list[Any], options: Options, whole: bool = False) -> list[Any]:
-    """The first n samples. `whole`: all of them if no number is given."""
+    """The first n samples. `whole`: all of them if num_prompts is not given. Raises ValueError if there are
+    fewer than n, or none."""
     count = len(found) if whole and options.num_prompts is None else count_of(options)
     if len(found) < count or not found:
         raise ValueError(f"--num-prompts is {count}; the dataset {options.name} has {len(found)} that fit")

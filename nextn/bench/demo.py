@@ -1,8 +1,8 @@
-"""The main job, measured: one model without and with MTP, the same real prompts, the same text, sooner.
+"""The demo: it measures one model without and with MTP on the same real prompts, and compares the texts.
 
-Two servers run; while one is measured the other waits, which costs nothing. At each concurrency they take
-turns (without, with, without, with), so that a machine that slows down slows both. They keep no prefix
-cache: a prompt that comes again is as much work as the first time.
+Two servers run. While one is measured the other is idle, which costs nothing. At each concurrency they take
+turns (without, with, without, with), so that a machine that slows down slows both. Their prefix cache is off:
+a repeated prompt is as much work as the first time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nextn.bench.summary import next_commands, print_results
 from nextn.bench.texts import Texts
 from nextn.stats import SpecStats
 
-# Concurrency -> sixteenths of the prompts that are sent at it: what takes longest has fewest.
+# Concurrency -> sixteenths of the prompts that are sent. The slowest loads get the fewest prompts.
 SIXTEENTHS = {1: 6, 4: 8, 16: 16}
 SEEDED_EVERY = 3  # every third prompt is sampled, the others are greedy
 TEMPERATURE = 0.7
@@ -45,17 +45,17 @@ WITHOUT, WITH = "without MTP", "with MTP"
 @dataclass(frozen=True)
 class Settings:
     model_path: str
-    num_steps: int | str  # or auto
-    max_tokens: int  # of every completion of code: end tokens are ignored, so that all lengths are equal
+    num_steps: int | str  # draft depth, or "auto"
+    max_tokens: int  # code: the exact length of every completion, as end tokens are ignored
     num_prompts: int
-    rounds: int  # of each server at each concurrency
+    rounds: int  # for each server at each concurrency
     output_dir: Path
     bar: bool
-    server_options: Sequence[str] = ()  # of both servers
-    questions: bool = False  # in the model's chat template, in place of code
+    server_options: Sequence[str] = ()  # for both servers
+    questions: bool = False  # prompts are questions in the model's chat template instead of code
 
     def bodies(self, concurrency: int) -> list[Body]:
-        """The requests at one concurrency: the first ones of those at the next higher concurrency."""
+        """The requests at one concurrency. They are the first ones of the next higher concurrency's."""
         count = -(-self.num_prompts * SIXTEENTHS[concurrency] // 16)
         prompts = asked_questions(count, self.model_path) if self.questions else heldout_prompts(count)
         return [self._body(i, prompt) for i, prompt in enumerate(prompts)]
@@ -72,8 +72,8 @@ class Settings:
 
 
 def run_demo(settings: Settings) -> int:
-    """Runs the demo and returns the exit code: 0, or 1 when a text differs. Raises BenchError, and ValueError
-    for too many prompts."""
+    """Runs the demo and returns the exit code: 0, or 1 if a text differs. Raises BenchError if a server or a
+    request fails, and ValueError for too many prompts."""
     texts = 2 * settings.rounds * sum(len(settings.bodies(c)) for c in SIXTEENTHS)
     out = settings.output_dir
     out.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ class Demo:
                 where = f"concurrency {concurrency}, {server.name}"
                 self.progress.now(where)
                 before = await read_spec(server.url)
-                async with DraftingWatch(server.url) as watch:  # of both, as it costs both alike
+                async with DraftingWatch(server.url) as watch:  # on both servers, so that both pay its cost
                     load = await run_load(server.url, bodies, concurrency, self.progress.advance)
                 if server.name == WITH:
                     auto = watch.found
@@ -160,7 +160,7 @@ class Demo:
         return Point(concurrency, len(bodies), Side(sides[WITHOUT]), Side(sides[WITH]), spec, auto)
 
     async def _completion(self, server: LocalServer, body: Body) -> Completion:
-        """Requests the first prompt once more, now token by token: its text is compared like the others."""
+        """Requests the first prompt once more, with a report token by token. Its text is compared too."""
         self.progress.now("one completion token by token")
         answer = await post(server.url, "/v1/completions", {**body, **REPORT})
         choice = answer["choices"][0]

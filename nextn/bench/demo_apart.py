@@ -1,9 +1,9 @@
-"""The demo of prefill and decode apart: the same long prompts to one server and, through a gateway, to a
-prefill and a decode server; every text compared, and where the time of a mean request went.
+"""The demo of disaggregated prefill and decode. It sends the same long prompts to one server and, through a
+gateway, to a prefill and a decode server. It compares every text and reports the mean time of each stage.
 
-One server has all threads, the two others half of them each. While one side is measured the other waits,
-which costs nothing. At each concurrency they take turns. There is no prefix cache: each prompt is work every
-time.
+The one server has all threads; the two others have half of them each. While one side is measured the other
+is idle, which costs nothing. At each concurrency they take turns. The prefix cache is off, so that each
+prompt is computed every time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from nextn.config import usable_cores
 
 ONE, TWO = "one server", "prefill and decode apart"
 CONCURRENCIES = (1, 4, 8)
-JOINED = 3  # held-out prompts that one long prompt is made of
+JOINED = 3  # held-out prompts in one long prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Row:
 
 
 def bodies(settings: Settings) -> list[Body]:
-    """Long prompts, each begun by another one. Every third is sampled, the others are greedy."""
+    """Requests with long prompts; no two begin with the same held-out prompt. Every third is sampled, the
+    others are greedy."""
     parts = heldout_prompts(settings.num_prompts)
     prompts = ["\n".join(parts[(i + k) % len(parts)] for k in range(JOINED)) for i in range(len(parts))]
     return [
@@ -71,8 +72,8 @@ def bodies(settings: Settings) -> list[Body]:
 
 
 def run_demo_apart(settings: Settings, threads: int | None) -> int:
-    """Runs the demo and returns the exit code: 0, or 1 when a text differs. `threads`: of the one server;
-    None: all usable cores. Raises BenchError."""
+    """Runs the demo and returns the exit code: 0, or 1 if a text differs. `threads`: threads of the one
+    server; None: all usable cores. Raises BenchError."""
     need_gateway()
     threads = threads or usable_cores()
     out, port = settings.output_dir, free_port()
@@ -105,7 +106,7 @@ def run_demo_apart(settings: Settings, threads: int | None) -> int:
 
 
 class DemoApart:
-    """One run. `urls`: where each side's requests go."""
+    """One run. `urls`: side -> the URL that gets its requests. `servers`: one, prefill, decode."""
 
     def __init__(
         self, settings: Settings, urls: Mapping[str, str], servers: Sequence[LocalServer], progress: Progress
@@ -191,7 +192,7 @@ def write(demo: DemoApart, folder: Path) -> None:
 
 
 def show(demo: DemoApart, out: Console) -> None:
-    """At most 100 columns."""
+    """Prints the table and the comparison of the texts, at most 100 columns wide."""
     out.print(f"{demo.model}; {demo.settings.max_tokens} new tokens a prompt", soft_wrap=True)
     out.print(this_machine().line, soft_wrap=True)
     made = Table(

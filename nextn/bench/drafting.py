@@ -1,8 +1,8 @@
-"""What automatic depth does while a load runs, as /v1/loads reports it.
+"""The state of automatic depth while a load runs, as /v1/loads reports it.
 
 async with DraftingWatch(url) as watch:
     load = await run_load(url, bodies, 16)
-watch.found    # at the largest number of requests that were seen to decode at once
+watch.found    # the state read while the most requests were decoding
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from nextn.bench.client import get_with, make_client
 from nextn.bench.errors import BenchError
 from nextn.drafting_state import DraftingState
 
-PERIOD = 0.3  # seconds between two looks
+PERIOD = 0.3  # seconds between two readings
 
 
 async def read_drafting(client: httpx.AsyncClient) -> DraftingState | None:
-    """Reads the state once, of the replica with most requests; None with a fixed depth. Raises BenchError."""
+    """Reads the state once, of the replica with the most requests; None if the depth is fixed. Raises
+    BenchError."""
     answer = await get_with(client, "/v1/loads?include=spec")
     try:
         said = [load["speculative"].get("auto") for load in answer["loads"]]
@@ -32,8 +33,9 @@ async def read_drafting(client: httpx.AsyncClient) -> DraftingState | None:
 
 
 class DraftingWatch:
-    """Reads the state repeatedly until the load is over. A load ends with fewer requests, which says nothing
-    of the full load. So the reading with most requests counts, and of several the latest."""
+    """Reads the state repeatedly until the load is over. `found` is the reading with the most requests, the
+    latest of equal ones. At its end a load has fewer requests, so the last reading would not show the full
+    load."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -48,7 +50,7 @@ class DraftingWatch:
         self, kind: type | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self._task.cancel()
-        # Of a server that is gone the load tells.
+        # If the server is gone, the load itself reports it.
         with contextlib.suppress(asyncio.CancelledError, BenchError):
             await self._task
         async with contextlib.aclosing(self._client):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class BenchError(Exception):
-    """A server that does not come up, or a request that was not answered. The message says which."""
+    """A server did not start, or a request was not answered. The message names it."""
 
 
 class RequestError(BenchError):
-    """One request that failed. `kind` is short, and the same for all that failed in the same way."""
+    """One request failed. `kind` is short, and the same for all requests that failed in the same way."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Heat maps of the loads of shards, as PNG files' bytes."""
+"""Heat maps of the loads of shards, as the bytes of PNG files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from nextn.bench.plots import LIGHT, Palette, blank, dress, png
 
-MOST_NUMBERS = 200  # cells of a map that can be read with a number in each
-DARKEST = (2.0, 4.0)  # load over mean of the darkest colour: the highest load, within these
+MOST_NUMBERS = 200  # maximum number of cells of a map that has a number in each cell
+DARKEST = (2.0, 4.0)  # the darkest colour stands for the highest load over mean, clipped to this range
 
 
 def shard_load_maps(title: str, maps: dict[str, NDArray[Any]], palette: Palette = LIGHT) -> bytes:
-    """Maps [layers, shards] side by side, on one scale. Each value is the load over the layer's mean."""
+    """Draws maps [layers, shards] side by side, on one scale. Each value is a load over its layer's mean."""
     figure = blank(palette)
     layers = max(len(values) for values in maps.values())
     figure.set_size_inches(9, min(max(2.8, 1.6 + 0.22 * layers), 12))

@@ -1,5 +1,5 @@
-"""A gateway that sends each request to a prefill and a decode server: sglang-router, unmodified, of the extra
-"gateway"."""
+"""A gateway that sends each request to a prefill and a decode server. It is the unmodified sglang-router,
+which the extra "gateway" installs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ START_SECONDS = 60.0
 
 
 def need_gateway() -> None:
-    """Raises BenchError where it is not installed."""
+    """Raises BenchError if the gateway is not installed."""
     if importlib.util.find_spec(MODULE) is None:
         raise BenchError("this needs a gateway, sglang-router: pip install 'nextn[gateway]'")
 
 
 class Gateway:
-    """It starts at once; `prefill`, `decode`: URLs of servers that are ready, `port`: the bootstrap port."""
+    """A running gateway: the constructor starts it. `prefill`, `decode`: URLs of servers that are ready.
+    `port`: the prefill server's bootstrap port."""
 
     def __init__(self, prefill: str, port: int, decode: str, log: Path) -> None:
         self.port, self.log = free_port(), log
@@ -39,7 +40,7 @@ class Gateway:
         self._process = LoggedProcess(words, log, own_group=True)
 
     def wait_ready(self) -> None:
-        """Raises BenchError when it ends or takes too long."""
+        """Raises BenchError if the gateway ends or is not ready within START_SECONDS."""
         deadline = time.monotonic() + START_SECONDS
         with httpx.Client(trust_env=False, timeout=5.0) as client:
             while not self._is_ready(client):

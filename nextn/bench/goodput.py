@@ -1,4 +1,4 @@
-"""Goodput: requests per second that met every latency target, in `vllm bench serve`'s form."""
+"""Goodput: requests per second that met every latency target. Targets have `vllm bench serve`'s form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LATENCIES: dict[str, Callable[[Reply], float]] = {
 
 
 def parse_slos(words: Sequence[str]) -> dict[str, float]:
-    """Parses ["ttft:200", "tpot:50"] into milliseconds by name. Raises ValueError."""
+    """Parses words like ["ttft:200", "tpot:50"] into milliseconds by name. Raises ValueError."""
     slos = {}
     for word in words:
         name, _, text = word.partition(":")
@@ -31,7 +31,7 @@ def parse_slos(words: Sequence[str]) -> dict[str, float]:
 
 
 def goodput(load: Load, slos: Mapping[str, float]) -> float:
-    """Requests per second that met all targets; a failed request meets none."""
+    """Requests per second that met all targets. A failed request does not count."""
 
     def good(reply: Reply) -> bool:
         return all(LATENCIES[name](reply) * 1000.0 <= ms for name, ms in slos.items())

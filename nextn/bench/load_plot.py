@@ -1,4 +1,4 @@
-"""One load as a picture: how its latencies are distributed, and how many requests were in flight when."""
+"""A plot of one load: the distributions of its latencies, and the requests in flight over time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLORS = ("#0a5fc4", "#8a5a00", "#1a7f37", "#8250df")
 
 
 def load_plot(title: str, load: Load, palette: Palette = LIGHT) -> bytes:
-    """Draws a PNG."""
+    """Draws the plot; returns the bytes of a PNG file."""
     figure = Figure(figsize=(11, 4.6), dpi=140, facecolor=palette.background, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=palette.text)

@@ -1,4 +1,4 @@
-"""`nextn serve` as a subprocess on a free port, for a measurement.
+"""A `nextn serve` process on a free port, for a measurement.
 
 with LocalServer("with MTP", ["--speculative-num-steps", "2"], Path("out/server.log")) as server:
     server.wait_ready()
@@ -28,18 +28,19 @@ START_SECONDS = 300.0
 
 
 class LocalServer:
-    """A server that starts at once. `options`: those of `nextn serve`. Its output goes to `log`. `tree`: a
-    source tree to take `nextn` from, if it is not this process's.
+    """A server process; the constructor starts it. `options`: options of `nextn serve`. `log`: the file that
+    gets its output. `tree`: the source tree that `nextn` is imported from, if it is not this process's.
 
-    It stays in this process's group, so that Ctrl-C in a terminal reaches it too. On Linux it ends with the
-    thread that started it, so that nothing is left if that thread is killed.
+    The server stays in this process's group, so that Ctrl-C in a terminal reaches it too. On Linux it ends
+    with the thread that started it, so that no server is left if that thread is killed.
     """
 
     def __init__(self, name: str, options: Sequence[str], log: Path, tree: Path | None = None) -> None:
         self.name, self.log = name, log
         self.url = self.model = ""
         serve = [sys.executable, "-m", "nextn", "serve", "--port", "0", *options]
-        # A key that is there for other servers is not for this one, which its measurement asks without.
+        # The environment may have an API key for another server. This one must not require it: the
+        # measurement sends no key.
         environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
         if tree is not None:
             environment["PYTHONPATH"] = str(tree.resolve())
@@ -48,7 +49,8 @@ class LocalServer:
         )
 
     def wait_ready(self) -> None:
-        """Sets `url` and `model`. Raises BenchError when the server ends or takes too long."""
+        """Waits until the server is ready, and sets `url` and `model`. Raises BenchError if the server ends
+        or is not ready within START_SECONDS."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             ended = self._process.poll()
@@ -80,12 +82,14 @@ class LocalServer:
 
 @contextlib.contextmanager
 def ended_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the run as Ctrl-C does, so that nothing stays behind.
+    """Within this context SIGTERM and a closed terminal (SIGHUP) end the run like Ctrl-C does, so that no
+    server is left.
 
-    A job in the background of a shell starts with Ctrl-C ignored. In here it is not, or all three were."""
+    A shell starts a background job with Ctrl-C ignored. Within this context Ctrl-C is not ignored, because
+    all three signals would be."""
 
     def interrupt(number: int, frame: object) -> None:
-        # Not raised here: asyncio has a handler of its own for Ctrl-C, which ends the tasks in good order.
+        # Not KeyboardInterrupt: asyncio has its own handler for Ctrl-C, which cancels the tasks in order.
         signal.raise_signal(signal.SIGINT)
 
     handlers: dict[signal.Signals, Any] = {signal.SIGTERM: interrupt, signal.SIGHUP: interrupt}

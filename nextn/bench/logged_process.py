@@ -1,4 +1,4 @@
-"""A server as a child process whose output goes to a file: started, watched and ended."""
+"""A child process whose output goes to a file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LAST_LINES = 15
 
 
 class LoggedProcess(subprocess.Popen[bytes]):
-    """A process that starts at once. Its output, stderr included, goes to `log`.
+    """A process; the constructor starts it. Its output, stderr included, goes to `log`.
 
-    `own_group`: the process gets a process group of its own, which is ended as a whole, and which Ctrl-C in
-    the terminal does not reach. Otherwise it stays in this process's group.
+    `own_group`: the process gets its own process group. `stop` ends the whole group, and Ctrl-C in the
+    terminal does not reach it. Otherwise the process stays in this process's group.
     """
 
     def __init__(
@@ -42,14 +42,15 @@ class LoggedProcess(subprocess.Popen[bytes]):
         return self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
 
     def stop(self) -> None:
-        """Asks the process to end; after `STOP_SECONDS` kills it. Nothing of its own group is left."""
+        """Asks the process to end, and kills it after `STOP_SECONDS`. With `own_group`, kills the rest of
+        its group too."""
         self.terminate()
         try:
             self.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             pass
         finally:
-            if self.own_group:  # which may outlive its leader
+            if self.own_group:  # other processes of the group can outlive this one
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, signal.SIGKILL)
             self.kill()

@@ -1,4 +1,4 @@
-"""The machine of a measurement."""
+"""Describes the machine of a measurement."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from nextn.ops.cpu.library import NoLibrary, able_levels
 @dataclass(frozen=True)
 class Machine:
     cpu: str
-    cores: int  # that this process may use
+    cores: int  # that this process can use
     python: str
     torch: str
-    level: str = ""  # the best one of the native kernels that the CPU can run; "" where they are not built
+    level: str = ""  # the best level of native kernels that the CPU can run; "" if they are not built
 
     @property
     def line(self) -> str:
@@ -28,7 +28,7 @@ class Machine:
 
     @property
     def slug(self) -> str:
-        """A part of file names."""
+        """The machine as a part of a file name."""
         return slug(f"{self.cpu} {self.cores}c")
 
 

@@ -1,8 +1,8 @@
 """Throughput and latencies of a load, in bench_serving's terms.
 
-E2E: from sending to the last chunk. TTFT: time to first token. TPOT: time per output token after the first,
-(E2E - TTFT) / (tokens - 1). ITL: inter-token latency, the time between two chunks of a stream; with drafts a
-chunk has several tokens.
+E2E: time from sending to the last chunk. TTFT: time to first token. TPOT: time per output token after the
+first, (E2E - TTFT) / (tokens - 1). ITL: inter-token latency, the time between two chunks of a stream. With
+drafts a chunk can have several tokens; see `Reply.gaps`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nextn.bench.client import Load
 
 @dataclass(frozen=True)
 class Spread:
-    """The spread of one latency, in milliseconds."""
+    """The distribution of one latency, in milliseconds."""
 
     mean: float
     median: float
@@ -29,7 +29,7 @@ class Spread:
 
     @staticmethod
     def of(seconds: Sequence[float]) -> Spread:
-        """Makes it from values; all zero when there are none."""
+        """Makes it from values in seconds; all zero if there are no values."""
         ms = np.asarray(seconds if len(seconds) else [0.0]) * 1000.0
         p90, p95, p99 = np.percentile(ms, (90, 95, 99)).tolist()
         return Spread(
@@ -39,13 +39,13 @@ class Spread:
 
 @dataclass(frozen=True)
 class Metrics:
-    """The measurements of one load, over the requests that succeeded."""
+    """The results of one load, over the requests that succeeded."""
 
     requests: int
     seconds: float
     input_tokens: int
     output_tokens: int
-    output_throughput: float  # tokens/s over the whole load, prompts' time included
+    output_throughput: float  # tokens/s over the whole load, time for prompts included
     concurrency: float  # requests in flight, on average
     e2e_ms: Spread
     ttft_ms: Spread

@@ -1,6 +1,6 @@
-"""`nextn bench offline`: a load on the engine in-process. All requests are there from the start.
+"""`nextn bench offline`: a load on an engine in this process. All requests arrive at the start.
 
-The block is that of SGLang's bench_offline_throughput, followed by what speculation did.
+The printed block is SGLang's bench_offline_throughput's, followed by the results of speculation.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from nextn.tokenizer import Tokenizer
 from nextn.trace import TRACE
 from nextn.trace_file import check_folder, file_name, write
 
-WARMUP_TOKENS = 32  # at most
-LAST_STEPS = 40  # whose tokens/s are "last generation throughput"; the server logs as many at a time
+WARMUP_TOKENS = 32  # at most, of the warm-up completion
+LAST_STEPS = 40  # steps that "last generation throughput" covers; the server's log covers as many
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Settings:
 
 @dataclass
 class Run:
-    """The result of a load. seconds: from the first step's start to the last one's end."""
+    """The result of a load. seconds: from the start of the first step to the end of the last."""
 
     requests: int = 0
     seconds: float = 0.0
     input_tokens: int = 0
-    cached_tokens: int = 0  # of the input, found in the prefix cache
+    cached_tokens: int = 0  # input tokens that were in the prefix cache
     output_tokens: int = 0
-    last_throughput: float = 0.0  # output tokens/s over the last LAST_STEPS steps that gave tokens
+    last_throughput: float = 0.0  # output tokens/s over the last LAST_STEPS steps that output tokens
     spec: SpecStats = field(default_factory=SpecStats)
 
     @property
@@ -66,8 +66,8 @@ class Run:
 
 
 def run_offline(settings: Settings) -> int:
-    """Prints the block and, as the last line, the record. Raises ValueError for what the user can fix,
-    OSError."""
+    """Runs the load and prints the block; if stdout is not a terminal, prints the record as the last line.
+    Returns 0. Raises ValueError and OSError for errors that the user can fix."""
     if settings.profile_dir is not None:
         check_folder(settings.profile_dir)
     engine = Engine(settings.config)
@@ -75,7 +75,7 @@ def run_offline(settings: Settings) -> int:
     samples = load_samples(settings.dataset, tokenizer)
     prompts = [token_ids(sample, tokenizer) for sample in samples]
     if settings.warmup:
-        # Backwards: nothing of the load will be in the prefix cache.
+        # The prompt is reversed, so that no prompt of the load gets into the prefix cache.
         first, length = prompts[0][::-1], min(samples[0].output_len, WARMUP_TOKENS)
         generate(engine, [first], [length], True, Progress(1, False))
         engine.flush_cache()
@@ -105,7 +105,8 @@ def generate(
     ignore_eos: bool,
     progress: Progress,
 ) -> Run:
-    """Generates all at once, greedily. Raises ValueError that names a prompt which the engine refuses."""
+    """Generates for all prompts at once, greedily. Raises ValueError, which names the prompt, if the engine
+    refuses one."""
     found = Run(input_tokens=sum(map(len, prompts)))
     before = copy.deepcopy(engine.stats().spec)
     for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):

@@ -1,4 +1,4 @@
-"""The result of one run of `nextn bench serve`; the block, the JSONL record and the plot come from it."""
+"""The result of one run of `nextn bench serve`. The block, the JSONL record and the plot are made from it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Outcome:
     goodput: float | None  # requests/s
 
     def record(self) -> dict[str, Any]:
-        """bench_serving's keys, then our own. An infinite rate is "inf": JSON has no such number."""
+        """The JSONL record: bench_serving's keys, then our own. An infinite rate is "inf", because JSON has
+        no infinity."""
         metrics, acceptance, data = self.metrics, self.acceptance, self.dataset
         return {
             "backend": self.backend,
@@ -67,7 +68,8 @@ class Outcome:
         }
 
     def details(self) -> dict[str, Any]:
-        """One entry per request, in order; zeros and empty ones for those that failed. Times in seconds."""
+        """Lists with one entry per request, in order. A failed request has zero or empty entries. Times are
+        in seconds."""
         replies = [o if isinstance(o, Reply) else None for o in self.load.outcomes]
         return {
             "input_lens": [r.prompt_tokens if r else 0 for r in replies],

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: a Jinja template with the shared style in it."""
+"""Renders self-contained HTML pages from a Jinja template and the shared style."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STYLES = (
 
 
 def render(template: Path, **values: object) -> str:
-    """`template` gets `values`, and `style` for its <style>."""
+    """Renders `template` with `values`, and with `style` for its <style> element."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     style = "\n".join(path.read_text(encoding="utf-8") for path in STYLES)
     return environment.from_string(template.read_text(encoding="utf-8")).render(style=style, **values)

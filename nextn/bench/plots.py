@@ -1,4 +1,4 @@
-"""Plots as PNG files' bytes, drawn without a display."""
+"""The demo's plot, and helpers to draw plots without a display. A plot is the bytes of a PNG file."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ class Palette:
     with_mtp: str
 
 
-# card, text, line, without and with of nextn/server/http/page/colours.css
+# The variables card, text, line, without and with of nextn/server/http/page/colours.css.
 LIGHT = Palette("#ffffff", "#1b1f24", "#d5dae0", "#8a5a00", "#0a5fc4")
 DARK = Palette("#1d2126", "#e8eaed", "#363c44", "#e0a33e", "#6cb6ff")
 
 
 def latency_against_throughput(title: str, points: Sequence[Point], palette: Palette = LIGHT) -> bytes:
-    """Two curves over concurrency, whose points are labelled with it. Down and to the right is better."""
+    """Draws two curves, without and with MTP. Each point is labelled with its concurrency. Lower and further
+    to the right is better."""
     figure = blank(palette)
     axes = figure.add_subplot(facecolor=palette.background)
     curves = (
@@ -65,7 +66,7 @@ def blank(palette: Palette) -> Figure:
 
 
 def dress(axes: Axes, palette: Palette) -> None:
-    """Draws grid, ticks and edges behind the data."""
+    """Styles grid, ticks and edges; the grid is drawn behind the data."""
     axes.grid(color=palette.grid, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=palette.text, length=0)

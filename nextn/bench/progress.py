@@ -1,4 +1,4 @@
-"""Progress on stderr while something runs: a bar, or plain lines where a bar would be noise."""
+"""Shows progress on stderr: a bar with messages, or only messages."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rich.progress import Progress as Display
 
 from nextn.bench.console import console
 
-REFRESHES = 4  # a second: a bar must not take time from what is measured
+REFRESHES = 4  # per second; few, because the bar must not take time from what is measured
 
 
 class Progress:
-    """`total` texts (or other units; "B": bytes) are to come. Without `bar` only messages are shown."""
+    """Progress of `total` texts, or other units ("B": bytes). Without `bar` only messages are shown."""
 
     def __init__(self, total: int, bar: bool, unit: str = "texts") -> None:
         count: list[ProgressColumn] = [DownloadColumn()]
@@ -36,11 +36,11 @@ class Progress:
         self._task = self._display.add_task("", total=total)
 
     def now(self, what: str) -> None:
-        """Shows what is being done."""
+        """Sets the bar's description of the current work."""
         self._display.update(self._task, description=what)
 
     def advance(self, by: int = 1) -> None:
-        """Counts one more unit, or so many."""
+        """Adds `by` units to the count."""
         self._display.advance(self._task, by)
 
     def at(self, done: int, total: int) -> None:

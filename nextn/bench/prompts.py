@@ -1,5 +1,5 @@
-"""The held-out prompts in the package: real Python source that the embedded model was never trained on, and
-questions that the drafter of smollm2 was never trained on."""
+"""The held-out prompts in the package: real Python source that was not in the embedded model's training data,
+and questions that were not in the training data of smollm2's drafter."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from nextn.config import model_folder
 from nextn.tokenizer.tokenizer import Tokenizer
 
-# What the model in the package completes well, greedily; the server's page has it too, and so have the docs.
+# A prompt that the model in the package completes well greedily. The server's page and the docs use it too.
 EXAMPLE = 'def read_lines(path):\n    """Return the lines of a file."""\n'
 DATA = Path(__file__).parent.parent / "data"
 HELDOUT, QUESTIONS = DATA / "heldout.jsonl", DATA / "questions.txt"
 
 
 def heldout_prompts(count: int) -> list[str]:
-    """The first `count` prompts. Raises ValueError when there are fewer."""
+    """The first `count` prompts. Raises ValueError if there are fewer."""
     return _first(count, all_heldout_prompts(), "held-out prompts")
 
 
@@ -29,8 +29,8 @@ def questions() -> list[str]:
 
 
 def asked_questions(count: int, model_path: str) -> list[str]:
-    """The first `count` questions in the model's chat template. Raises ValueError where it has none, and when
-    there are fewer."""
+    """The first `count` questions in the model's chat template. Raises ValueError if the model has no chat
+    template, or if there are fewer questions."""
     template = Tokenizer.from_folder(model_folder(model_path)).chat_template
     if template is None:
         raise ValueError(f"--prompts questions: {model_path} has no chat template; use --prompts code")

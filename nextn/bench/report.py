@@ -1,4 +1,4 @@
-"""The demo's results in a folder: a plot, a page, and JSON."""
+"""Writes the demo's results into a folder: a plot, an HTML page, and JSON."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from nextn.bench.results import Point, Results
 from nextn.drafting_state import drafting_words
 
 TEMPLATE = Path(__file__).parent / "report.html.j2"
-DEPTHS = 4  # of those that the page's table shows
-DEPTH_COLOURS = 8  # colours.css has so many; deeper drafts share the last one
+DEPTHS = 4  # draft depths in the page's table
+DEPTH_COLOURS = 8  # colours in colours.css; deeper drafts share the last one
 
 
 def heading(results: Results) -> list[str]:
-    """What was measured, and on what machine."""
+    """Lines that say what was measured, and on which machine."""
     engine, machine = results.engine, results.machine
     drafts = "1 draft" if results.num_steps == 1 else f"{results.num_steps} drafts"
     if results.num_steps == "auto":
@@ -36,7 +36,7 @@ def heading(results: Results) -> list[str]:
 
 
 def notes(results: Results) -> list[str]:
-    """Where automatic depth made no drafts, and why."""
+    """Lines that name the loads at which automatic depth made no drafts, and why."""
     return [
         f"automatic depth at concurrency {p.concurrency}: {drafting_words(p.auto)}"
         for p in results.points
@@ -45,7 +45,8 @@ def notes(results: Results) -> list[str]:
 
 
 def title(points: Sequence[Point]) -> str:
-    """Loads at which automatic depth made no drafts say nothing of MTP."""
+    """The title, with the best ratio over the loads that had drafts. The ratio of a load without drafts is
+    not due to MTP."""
     drafting = [p.ratio for p in points if p.auto is None or p.auto.drafting]
     best = max(drafting, default=1.0)
     return f"The same text, up to {best:.2f} times as fast" if best >= 1.005 else "The same text"
@@ -86,13 +87,13 @@ def page(results: Results, light: bytes, dark: bytes) -> str:
 
 
 def kind(depth: int) -> str:
-    """The class of a token in colours.css."""
+    """The CSS class, in colours.css, of a token drafted at `depth`."""
     return f"d{min(depth, DEPTH_COLOURS)}"
 
 
 def drawn(step: Step) -> list[tuple[str, str, str]]:
-    """(text, class, what it is) of a step's tokens. Rejected drafts are where they stood: before the model's
-    own token."""
+    """(text, CSS class, description) of a step's tokens. The rejected drafts come before the model's own
+    token."""
     tokens = [(text, kind(depth), named(depth) + ", accepted" * (depth > 0)) for text, depth in step.tokens]
     own = tokens[-1:] if step.tokens and step.tokens[-1][1] == 0 else []
     rejected = [
@@ -107,8 +108,8 @@ def named(depth: int) -> str:
 
 
 class PageRow(NamedTuple):
-    """A row of the page's table. cells: (column, figure). rates: acceptance of the first depths; all: of all,
-    in words. none: why there are none, or ""."""
+    """A row of the page's table. cells: (column, number). rates: acceptance at the first DEPTHS depths. all:
+    acceptance at every depth, as text. none: why there were no drafts, or ""."""
 
     cells: list[tuple[str, str]]
     rates: list[float]

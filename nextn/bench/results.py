@@ -1,4 +1,4 @@
-"""The results of the demo as plain data: the table, the plot, the page and results.json come from it."""
+"""The results of the demo as plain data. The table, the plot, the page and results.json are made from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nextn.stats import SpecStats
 
 @dataclass(frozen=True)
 class Side:
-    """The rounds of one server at one concurrency, which their median stands for."""
+    """The rounds of one server at one concurrency. Each property is the median over the rounds."""
 
     rounds: list[Metrics]
 
@@ -45,8 +45,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Point:
-    """One concurrency. Of the side with MTP: `spec`, what speculation did in all rounds, and `auto`, what
-    automatic depth did in the last one (None with a fixed depth)."""
+    """The results at one concurrency. `spec`: speculation with MTP, summed over all rounds. `auto`: state of
+    automatic depth in the last round with MTP; None if the depth is fixed."""
 
     concurrency: int
     prompts: int
@@ -65,11 +65,11 @@ class Point:
 class Results:
     model: str
     engine: dict[str, Any]  # the server's start-up report: dtype, device, threads, ...
-    num_steps: int | str  # or auto
+    num_steps: int | str  # draft depth, or "auto"
     max_tokens: int
-    questions: bool  # each text may end before max_tokens
-    temperature: float  # of the prompts that were sampled, with a seed; the others were greedy
-    sampled: int  # prompts
+    questions: bool  # prompts are questions; then a text can end before max_tokens
+    temperature: float  # of the sampled prompts, which have seeds; the others were greedy
+    sampled: int  # number of sampled prompts
     machine: Machine
     points: list[Point]
     texts: Texts

@@ -1,7 +1,7 @@
-"""`nextn bench serve`: one load on one server, measured.
+"""`nextn bench serve` measures one load on one server.
 
-It runs the warm-up, then reads the counters, runs the load, and reads the counters again: the results are
-those of the load alone. The warm-up sends the first prompts backwards, so that nothing of the load is in the
+It runs the warm-up, reads the counters, runs the load, and reads the counters again, so that the results are
+of the load only. The warm-up sends the first prompts reversed, so that no prompt of the load gets into the
 server's prefix cache.
 """
 
@@ -43,10 +43,10 @@ WARMUP_TOKENS = 32  # at most, of each warm-up completion
 class Settings:
     dataset: datasets.Options
     backend: str = "nextn"
-    base_url: str | None = None  # None: a server of our own
+    base_url: str | None = None  # None: start a server here
     api_key: str | None = None  # sent to `base_url`
-    model_path: str = ""  # of our own server
-    server_options: Sequence[str] = ()  # of our own server
+    model_path: str = ""  # for the server that is started here
+    server_options: Sequence[str] = ()  # for the server that is started here
     served_model_name: str | None = None
     tokenizer: str | None = None
     request_rate: float = float("inf")
@@ -55,7 +55,7 @@ class Settings:
     ignore_eos: bool = True
     extra_request_body: dict[str, Any] | None = None
     goodput: Sequence[str] = ()
-    silence: float = 3600.0  # seconds without a word after which a request has failed
+    silence: float = 3600.0  # seconds without data after which a request fails
     output_file: Path | None = None
     output_details: bool = False
     plot: Path | None = None
@@ -63,8 +63,8 @@ class Settings:
 
 
 def run_serve(settings: Settings) -> int:
-    """Returns the exit code: 0, or 1 when a request failed. Raises ValueError and OSError for what the user
-    can fix, BenchError for a server that does not come up or fails the warm-up."""
+    """Runs the load and returns the exit code: 0, or 1 if a request failed. Raises ValueError and OSError for
+    errors that the user can fix, BenchError if the server does not start or fails the warm-up."""
     slos = parse_slos(settings.goodput)
     poisson_arrivals(0, settings.request_rate, 0)  # the rate is checked before a server starts
     with ended_like_ctrl_c(), server(settings) as url:
@@ -83,7 +83,7 @@ def run_serve(settings: Settings) -> int:
 
 @contextlib.contextmanager
 def server(settings: Settings) -> Iterator[str]:
-    """Yields the URL of the running server, or of one that is started and ended here."""
+    """Yields the URL of the server at `base_url`, or of a server that is started and ended here."""
     if settings.base_url is not None:
         yield settings.base_url.rstrip("/").removesuffix("/v1")
         return
@@ -128,7 +128,7 @@ async def measure(settings: Settings, url: str, slos: dict[str, float]) -> Outco
 
 
 async def warm_up(settings: Settings, target: Target, samples: Sequence[Sample]) -> None:
-    """Sends all at once. Raises BenchError when one fails: the load would fail too."""
+    """Sends all warm-up requests at once. Raises BenchError if one fails, because the load would fail too."""
     api = BACKENDS[settings.backend]
     bodies = []
     for i in range(settings.warmup_requests):

@@ -1,4 +1,4 @@
-"""Helpers for a measurement's own servers."""
+"""A helper for the servers that a measurement starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of requests went, as bars: one for each side at each concurrency."""
+"""A bar chart of the time of requests by stage: one bar for each side at each concurrency."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Bar(Protocol):
     def stages(self) -> Stages: ...
 
 
-# The two sides' colours of the demo's other picture are prefill's and decode's here; waiting is grey.
+# Prefill and decode have the colours of "without MTP" and "with MTP"; waiting is grey.
 COLOURS = {
     "gateway": "#b9c0c8", "queue": "#8b949e", "prefill": LIGHT.without, "transfer": "#b3261e",
     "first": "#5b9be0", "decode": LIGHT.with_mtp,

@@ -1,4 +1,4 @@
-"""Where the time of requests went: means of one load, from what client and servers measured."""
+"""The mean time of a load's requests by stage, from the measurements of client and servers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from nextn.bench.measure import Metrics
 from nextn.bench.totals import mean_seconds
 
-Totals = tuple[Mapping[str, float], Mapping[str, float]]  # of one server, before and after
+Totals = tuple[Mapping[str, float], Mapping[str, float]]  # of one server, before and after the load
 
 
 @dataclass(frozen=True)
 class Stages:
-    """Milliseconds of a mean request, one stage after another; together what the client saw."""
+    """Milliseconds of a mean request in each stage, in order. They add up to the client's mean latency."""
 
-    gateway: float  # HTTP, tokenizer, and the gateway where there is one
-    queue: float  # before its first step
+    gateway: float  # HTTP, tokenizer, and the gateway if there is one
+    queue: float  # before the request's first step
     prefill: float
-    transfer: float  # after the prompt was computed, until the decode server went on with it
+    transfer: float  # from the end of prefill until the decode server starts on the request
     first: float  # the decode server's first step
     decode: float  # the other tokens
 
@@ -29,8 +29,8 @@ class Stages:
 
     @staticmethod
     def of_two(load: Metrics, prefill: Totals, decode: Totals) -> Stages:
-        """A decode server's queue is the wait for pages; what of it the prefill server does not account for
-        is transfer."""
+        """A decode server's queue time is the wait for pages. It covers the prefill server's queue and
+        prefill; the rest is transfer."""
         queue, _, computed = (1e3 * mean_seconds(*prefill, name) for name in HISTOGRAMS)
         waited, ttft, e2e = (1e3 * mean_seconds(*decode, name) for name in HISTOGRAMS)
         queue = min(queue, waited)

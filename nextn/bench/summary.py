@@ -1,4 +1,4 @@
-"""The demo's results in a terminal: a table, what to make of it, and the commands to go on with."""
+"""Prints the demo's results: a table, conclusions, and commands to run next."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from nextn.bench.results import Point, Results
 from nextn.config import EMBEDDED
 from nextn.server_config import ServerConfig
 
-NARROW = 90  # columns, below which TTFT is left out
-DEPTHS = 4  # whose acceptance the table has; results.json has all
+NARROW = 90  # with fewer columns, TTFT is left out
+DEPTHS = 4  # draft depths in the table; results.json has all
 DEPTH_COLOURS = ("blue", "cyan", "green", "magenta")
 BARS = "▁▂▃▄▅▆▇█"
-EVEN = 0.02  # ratios so close to 1 are neither good nor bad
+EVEN = 0.02  # a ratio this close to 1 gets no colour
 
 
 def print_results(results: Results, out: Console) -> None:
-    """Prints the table and what follows from it. At most 100 columns, but for the paths of files."""
+    """Prints the heading, the table and the conclusions. The table has at most 100 columns."""
     for line in heading(results):
         out.print(line, soft_wrap=True)
     out.print(table(results, out))
@@ -64,7 +64,8 @@ def colour_of(ratio: float) -> str:
 
 
 def accepted(point: Point, ascii_only: bool) -> Text:
-    """A bar and the share for each of the first depths; the gain where automatic depth made no drafts."""
+    """A bar and the accepted share for each of the first depths. If automatic depth made no drafts: the gain
+    that drafts would have."""
     if point.auto is not None and not point.auto.drafting:
         return Text(f"none: would be {point.auto.gain:.2f}x", "yellow")
     rates = list(zip(point.spec.accept_rates, DEPTH_COLOURS, strict=False))
@@ -74,8 +75,8 @@ def accepted(point: Point, ascii_only: bool) -> Text:
 
 
 def verdict(results: Results) -> Iterator[str]:
-    """Yields lines: are the texts equal, how much faster did they come, where did automatic depth make no
-    drafts, why was a load slower with MTP; the first difference, if there is one."""
+    """Yields the conclusions as lines: whether the texts are equal, the ratios, the loads at which automatic
+    depth made no drafts, why a load was slower with MTP, and the first difference of texts."""
     texts = results.texts
     ratios = ", ".join(f"{p.ratio:.2f}x at {p.concurrency}" for p in results.points)
     yield f"{texts.compared} texts of {texts.prompts} prompts compared, {len(texts.differences)} differ"
@@ -92,7 +93,7 @@ def verdict(results: Results) -> Iterator[str]:
 
 
 def slower(point: Point) -> str:
-    """Why a load had fewer tokens/s with MTP."""
+    """Says why a load had fewer tokens/s with MTP."""
     before, after = point.without, point.with_mtp
     if point.auto is not None and not point.auto.drafting:
         return "both servers decode without drafts at this load, but for trials"
@@ -111,7 +112,7 @@ def slower(point: Point) -> str:
 def next_commands(
     model_path: str, model: str, environment: Mapping[str, str], chat: bool = False
 ) -> list[str]:
-    """What to type after the demo, from the same folder. environment: variables of this process. chat: the
+    """Commands to run after the demo, from the same folder. environment: variables of this process. chat: the
     model answers questions."""
     commands = []
     if sys.prefix != sys.base_prefix and environment.get("VIRTUAL_ENV") != sys.prefix:

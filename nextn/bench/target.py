@@ -1,4 +1,4 @@
-"""The server of a load: the name of its model, and the tokenizer that belongs to it."""
+"""The server of a load: its URL, the name of its model, and the model's tokenizer."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from nextn.tokenizer import Tokenizer
 @dataclass(frozen=True)
 class Target:
     url: str
-    model: str | None  # its name in requests; None: the server does not say
+    model: str | None  # its name in requests; None: the server does not report one
     tokenizer: Tokenizer | None
     api_key: str | None
 
 
 async def find_target(url: str, model: str | None, tokenizer: str | None, api_key: str | None) -> Target:
-    """Finds model and tokenizer; None: as the server says. The server's tokenizer may not be on this machine.
+    """Finds model and tokenizer. If `model` or `tokenizer` is None, takes what the server reports. The result
+    has no tokenizer if the server's is not on this machine.
 
-    Raises ValueError for a `tokenizer` that cannot be read.
+    Raises ValueError if `tokenizer` cannot be read.
     """
     if model is None:
         model = await first_model(url, api_key)

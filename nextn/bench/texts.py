@@ -1,4 +1,4 @@
-"""Compares texts that must be equal: every text of a prompt with the first one."""
+"""Compares texts that must be equal: every text of a prompt with the prompt's first text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ AROUND = 60  # characters shown on either side of the first difference
 
 @dataclass(frozen=True)
 class Difference:
-    """Two texts of one prompt, and where they differ first."""
+    """Two different texts of one prompt, and the runs that they came from."""
 
     prompt: int
     first: str
@@ -19,7 +19,8 @@ class Difference:
 
     @property
     def position(self) -> int:
-        """The first character that differs; the shorter text's length if the other begins with it."""
+        """Index of the first character that differs; the shorter text's length if the other text begins with
+        it."""
         pairs = zip(self.first, self.other, strict=False)
         same = min(len(self.first), len(self.other))
         return next((i for i, (a, b) in enumerate(pairs) if a != b), same)
@@ -36,14 +37,14 @@ class Difference:
 
 @dataclass
 class Texts:
-    """`compared` counts every text, the first of each prompt included."""
+    """All texts of a run. `compared` counts every text, the first of each prompt included."""
 
     compared: int = 0
     differences: list[Difference] = field(default_factory=list)
     _first: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def add(self, prompt: int, text: str, where: str) -> None:
-        """Adds a text. `where`: the run it came from, in words."""
+        """Adds a text of a prompt. `where`: the run that it came from, in words."""
         self.compared += 1
         first, first_where = self._first.setdefault(prompt, (text, where))
         if text != first:

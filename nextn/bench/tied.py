@@ -1,8 +1,8 @@
-"""Runs a command that ends with the process that started it, even if that is killed: python tied.py PARENT
-COMMAND…
+"""Runs a command that ends when the process that started it ends, even if that process is killed: python
+tied.py PARENT COMMAND…
 
-On Linux the kernel sees to it. Elsewhere the command just runs. This file is run by its path, so that nothing
-else is imported; the command takes this process's place.
+On Linux the kernel ends the command. On other systems the command just runs. This file is run by its path, so
+that nothing else is imported. The command replaces this process (exec).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import os
 import signal
 import sys
 
-PR_SET_PDEATHSIG = 1  # outlives exec
+PR_SET_PDEATHSIG = 1  # stays in force after exec
 
 
 def main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # it was gone before
+        if os.getppid() != parent:  # the parent ended before the call
             sys.exit(1)
     os.execvp(command[0], command)
 

@@ -11,8 +11,8 @@ PREFIX = "nextn:"
 
 
 def totals(metrics: str) -> Mapping[str, float]:
-    """By name, without "nextn:" and "_total", over all labels but a histogram's buckets. A name that is not
-    there is 0.
+    """Sums by name, without "nextn:" and "_total", over all labels. A histogram's buckets are left out. A
+    missing name is 0.
 
     >>> found = totals('nextn:steps_total{dp_rank="0"} 3\\nnextn:steps_total{dp_rank="1"} 4\\n')
     >>> found["steps"], found["transfer_bytes"]
@@ -31,6 +31,6 @@ def grown(before: Mapping[str, float], after: Mapping[str, float], name: str) ->
 
 
 def mean_seconds(before: Mapping[str, float], after: Mapping[str, float], histogram: str) -> float:
-    """Of what a histogram of seconds observed in between; 0 without observations."""
+    """The mean of a histogram's observations, in seconds, between two readings; 0 without observations."""
     count = grown(before, after, f"{histogram}_seconds_count")
     return grown(before, after, f"{histogram}_seconds_sum") / count if count else 0.0

@@ -1,7 +1,7 @@
-"""HTTP/1.1 for the load client: httpx asks, httptools parses, asyncio reads.
+"""An HTTP/1.1 transport of httpx for the load client: asyncio reads and httptools parses.
 
-httpx's own transport takes a core some 50 microseconds for each event of a stream. On a machine that runs the
-server too, that is time the engine does not have.
+httpx's own transport takes about 50 microseconds of a core for each event of a stream. If the server runs on
+the same machine, the engine loses that time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import httptools
 import httpx
 
 Origin = tuple[bool, str, int]
-PAUSE_BYTES = 1 << 20  # unread, above which no more is taken from the socket
+PAUSE_BYTES = 1 << 20  # with more unread bytes, reading from the socket pauses
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time."""
+    """A connection, with one request at a time."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -30,7 +30,7 @@ class Connection(asyncio.Protocol):
         self._parts: deque[bytes] = deque()
         self._unread = 0
         self._begun = self._ended = True
-        self._kept = True  # may another request follow?
+        self._kept = True  # the server keeps the connection open after the answer
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -47,7 +47,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """Has its answer been read, and may another request follow?"""
+        """Whether the answer has been read completely and another request can follow."""
         assert self.transport is not None
         return self._ended and self._kept and not self._parts and not self.transport.is_closing()
 
@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
-    # What the parser calls
+    # Called by the parser
 
     def on_message_begin(self) -> None:
         self.headers = []
@@ -75,7 +75,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self._ended = self._begun
 
-    # What the loop calls
+    # Called by the loop
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
             self._reader.set_result(None)
 
     async def _more(self, seconds: float | None) -> None:
-        """Waits until something comes. Raises httpx's errors."""
+        """Waits until data arrives or the connection ends, at most `seconds`. Raises httpx's errors."""
         if self._error is not None:
             raise self._error
         loop = asyncio.get_running_loop()
@@ -141,8 +141,8 @@ class Connection(asyncio.Protocol):
 
 
 async def within(work: Coroutine[Any, Any, object], seconds: float | None) -> None:
-    """Waits for the work. Raises asyncio.TimeoutError. `asyncio.wait_for` of Python 3.10 and 3.11 loses a
-    cancellation that comes just as the work is done: whoever cancelled would wait for ever."""
+    """Waits for the work, at most `seconds`. Raises asyncio.TimeoutError. `asyncio.wait_for` of Python 3.10
+    and 3.11 loses a cancellation that comes just as the work ends; the canceller would then wait forever."""
     task = asyncio.ensure_future(work)
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
@@ -168,7 +168,7 @@ class Body(httpx.AsyncByteStream):
 
 
 class Transport(httpx.AsyncBaseTransport):
-    """Keeps connections whose answer was read to its end."""
+    """Keeps connections for reuse once their answer has been read completely."""
 
     def __init__(self) -> None:
         self._idle: dict[Origin, list[Connection]] = {}
@@ -205,8 +205,8 @@ class Transport(httpx.AsyncBaseTransport):
         connection = Connection()
         try:
             await within(loop.create_connection(lambda: connection, host, port, ssl=context), seconds)
-        except asyncio.TimeoutError as e:  # another one in Python 3.10
-            connection.close()  # it may be there by now
+        except asyncio.TimeoutError as e:  # not the built-in TimeoutError in Python 3.10
+            connection.close()  # the connection can have been made in the meantime
             raise httpx.ConnectTimeout(f"no connection to {host}:{port} within {seconds} s") from e
         except OSError as e:
             raise httpx.ConnectError(str(e)) from e
@@ -226,4 +226,4 @@ class Transport(httpx.AsyncBaseTransport):
             for connection in idle:
                 connection.close()
         self._idle.clear()
-        await asyncio.sleep(0)  # in which the loop closes the sockets
+        await asyncio.sleep(0)  # lets the loop close the sockets

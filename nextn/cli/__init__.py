@@ -1,7 +1,7 @@
-"""The `nextn` command: finds the subcommand's module, parses, runs.
+"""The `nextn` command: finds the subcommand's module, parses the arguments, and runs it.
 
-A command is a module with `HELP: str`, `add_arguments(parser)` and `run(args) -> exit code`. Its top level
-imports nothing heavy: what a command needs it imports in `run`, so that `nextn --help` is instant.
+A command is a module with `HELP: str`, `add_arguments(parser)` and `run(args) -> exit code`. Heavy imports
+are in `run`, not at the module's top level, so that `nextn --help` is fast.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for Ctrl-C."""
     words = [dashed(word) for word in (sys.argv[1:] if argv is None else argv)]
     if not words or words[0] not in COMMANDS:
-        overview().parse_args(words)  # ends in help, version or an error
+        overview().parse_args(words)  # prints help, the version or an error, and exits
     name = words[0]
     try:
         command = importlib.import_module(COMMANDS[name])

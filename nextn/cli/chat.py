@@ -1,4 +1,4 @@
-"""nextn chat: talk to a server, and see after each answer what speculation did.
+"""nextn chat: a chat with a server in the terminal. After each answer it shows how many drafts were accepted.
 
 nextn chat
 nextn chat --model smollm2
@@ -50,7 +50,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def key_of_environment() -> str | None:
-    """Reads the server's own variable first, then OPENAI_API_KEY."""
+    """The key in nextn's own variable, or else in OPENAI_API_KEY."""
     return os.environ.get(API_KEY_VARIABLE) or os.environ.get("OPENAI_API_KEY") or None
 
 
@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def chat_on(args: argparse.Namespace, url: str, api_key: str | None) -> int:
-    """A conversation with the server at this address."""
+    """Runs a conversation with the server at `url`. Returns the exit code. Raises CommandError if the server
+    does not answer."""
     import asyncio
 
     from nextn.bench.client import get
@@ -134,7 +135,7 @@ def converse(chat: Chat, text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Writes a remark for the person, not for the text; faint on a terminal."""
+    """Prints a message to stderr, so that stdout has only the model's text. It is dim on a terminal."""
     from nextn.bench.console import console
 
     console(sys.stderr).print(text, style="dim", soft_wrap=True)

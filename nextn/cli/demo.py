@@ -1,4 +1,4 @@
-"""nextn demo: the same text without and with MTP, and how much sooner it comes.
+"""nextn demo: measures a model without and with MTP, and compares the texts.
 
 nextn demo                # about half a minute on two cores; ten times as long without the native kernels
 nextn demo --quick        # about half of that

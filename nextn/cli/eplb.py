@@ -1,4 +1,4 @@
-"""nextn eplb: which rank computes which expert, planned from recorded counts.
+"""nextn eplb: plans from recorded counts which rank computes which expert.
 
 nextn eplb counts.json --ep-size 4 --ep-num-redundant-experts 4 --output experts.json --plot experts.png
 """
@@ -78,7 +78,7 @@ def title(placement: Placement, shards: int) -> str:
 
 
 def over_mean(loads: Loads) -> Loads:
-    """1 where a layer has no load."""
+    """Each load over its layer's mean; 1 for a layer without load."""
     import numpy as np
 
     mean = loads.mean(axis=1, keepdims=True)
@@ -87,7 +87,8 @@ def over_mean(loads: Loads) -> Loads:
 
 
 def report(counts: Counts, placement: Placement, before: Loads, after: Loads) -> Iterator[str]:
-    """A line for each layer, and one for all: a step waits for the fullest shard of each layer."""
+    """Yields a line for each layer, and one for all layers. The highest load counts, because a step waits for
+    the fullest shard of each layer."""
     yield f"{title(placement, before.shape[1])}; highest load of a shard over the mean:"
     yield ""
     yield "layer         rows  trivial  planned  most replicas"
@@ -103,7 +104,7 @@ def report(counts: Counts, placement: Placement, before: Loads, after: Loads) ->
 
 
 def nextn_report(counts: Counts) -> Iterator[str]:
-    """The drafter's experts are not shared out: every rank has them."""
+    """Yields lines about the drafter's experts. They are not placed: every group has all of them."""
     yield "NextN layers, whose experts are not placed (each attention group has all of them):"
     for layer, row in enumerate(counts):
         busiest = row.max() / row.mean() if row.any() else 1.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class CommandError(Exception):
-    """Its message is printed as one line on stderr; the command ends with `exit_code`."""
+    """The user can fix it. Its message is printed as one line on stderr, and the command ends with
+    `exit_code`."""
 
     def __init__(self, message: str, exit_code: int = 2) -> None:
         super().__init__(" ".join(message.split()))

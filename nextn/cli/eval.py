@@ -1,8 +1,8 @@
-"""nextn eval: scores without and with MTP, by lm-eval.
+"""nextn eval: runs lm-eval without and with MTP, and compares the scores.
 
 nextn eval                                           # the embedded model on the two tasks in the package
 nextn eval --tasks mmlu gsm8k --limit 50 --model-path /models/DeepSeek-V3-0324
-nextn eval --base-url http://a:30000 http://b:30000  # servers that run: without MTP, with it
+nextn eval --base-url http://a:30000 http://b:30000  # running servers: the first without MTP, the second with
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nextn.cli.errors import CommandError
 from nextn.config import EMBEDDED
 
 HELP = "run lm-eval on a server without MTP and on one with it, and show both scores side by side"
-# The same as in nextn.eval.tasks, which is not imported for --help; a test compares them.
+# The same as in nextn.eval.tasks, which is not imported for --help. A test compares them.
 TASKS = ("nextn_next_line", "nextn_rest_of_line")
 
 

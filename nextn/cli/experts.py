@@ -1,4 +1,5 @@
-"""What other engines' switches for shared experts make of a line's words, when all of it is nextn's own.
+"""Rewrites other engines' switches for expert parallelism into nextn's options. The rest of the command line
+has been translated before.
 
 expert_parallel(["--tp-size", "2", "--dp-size", "4"])  # vLLM's --enable-expert-parallel
 -> ["--tp-size", "8", "--dp-size", "4", "--enable-dp-attention", "--ep-size", "8"]
@@ -15,7 +16,8 @@ DP_ATTENTION = "--enable-dp-attention"
 
 
 def expert_parallel(words: Sequence[str]) -> list[str]:
-    """vLLM's: its --tensor-parallel-size counts the ranks of one group, nextn's those of all groups."""
+    """Rewrites vLLM's --enable-expert-parallel. vLLM's --tensor-parallel-size counts the ranks of one group,
+    nextn's the ranks of all groups."""
     groups = _size(words, GROUPS)
     if groups > 1 and DP_ATTENTION not in words:
         words = _scaled(words, groups) if _values(words, RANKS) else [*words, RANKS[0], str(groups)]
@@ -24,7 +26,7 @@ def expert_parallel(words: Sequence[str]) -> list[str]:
 
 
 def all_ranks(words: Sequence[str]) -> list[str]:
-    """SGLang's --enable-ep-moe: a shard for each rank, if the line says nothing else."""
+    """Rewrites SGLang's --enable-ep-moe: one shard of experts for each rank, unless there is an --ep-size."""
     ranks = _size(words, RANKS)
     if ranks == 1 or _values(words, SHARDS):
         return list(words)
@@ -39,7 +41,7 @@ SWITCHES: Mapping[str, Callable[[Sequence[str]], list[str]]] = {
 
 
 def _size(words: Sequence[str], names: Collection[str]) -> int:
-    """1 for what is no number: the parser says so later."""
+    """The option's last value; 1 if it is missing or not a number, which the parser reports later."""
     last = (_values(words, names) or ["1"])[-1]
     return int(last) if last.isdecimal() else 1
 
@@ -49,7 +51,7 @@ def _values(words: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def _scaled(words: Sequence[str], factor: int) -> list[str]:
-    """With every number of ranks so many times as large."""
+    """The words, with every value of --tp-size multiplied by `factor`."""
     result = list(words)
     for (i, own), value in zip(_places(words, RANKS), _values(words, RANKS), strict=True):
         if value.isdecimal():
@@ -59,7 +61,7 @@ def _scaled(words: Sequence[str], factor: int) -> list[str]:
 
 
 def _places(words: Sequence[str], names: Collection[str]) -> Iterator[tuple[int, bool]]:
-    """Where values are, and whether the option's name is in the same word."""
+    """Yields (index of the word with a value, whether the option's name is in the same word)."""
     for i, word in enumerate(words):
         name, equals, _ = word.partition("=")
         if word == "--":

@@ -1,4 +1,4 @@
-"""nextn export-mtp: a checkpoint's MTP layer in a folder of its own.
+"""nextn export-mtp: writes a checkpoint's MTP layer to its own folder.
 
 nextn export-mtp --input-dir /models/DeepSeek-V3 --output-dir /models/DeepSeek-V3-NextN
 nextn serve --model-path /models/DeepSeek-V3-W --speculative-draft-model-path /models/DeepSeek-V3-NextN

@@ -1,4 +1,4 @@
-r"""nextn generate: complete prompts in-process, no server.
+r"""nextn generate: completes prompts in-process, without a server.
 
 nextn generate $'def read_lines(path):\n' --max-tokens 64
 nextn generate "import os" --model /models/deepseek-v3

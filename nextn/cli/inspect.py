@@ -1,4 +1,4 @@
-"""nextn inspect: what a checkpoint is and what serving it takes.
+"""nextn inspect: shows a checkpoint's architecture and sizes, or what this machine can run.
 
 nextn inspect
 nextn inspect /models/DeepSeek-V3
@@ -106,7 +106,7 @@ def checkpoint(model_path: str) -> dict[str, str]:
 
 
 def _formats(stored: Iterable[Format]) -> str:
-    """Of the matrices that are not plain, those of most matrices first."""
+    """The names of the matrices' stored formats, the most frequent first; "plain" if there is none."""
     names = {"F8_E4M3": "FP8 blocks"}
     counts = Counter(names.get(format.name, format.name) for format in stored)
     return ", ".join(name for name, _ in counts.most_common()) or "plain"

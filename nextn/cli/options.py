@@ -1,4 +1,4 @@
-"""Command-line options, and docs/options.md, from the dataclasses in nextn.config.
+"""Makes the command-line options and docs/options.md from the configs' dataclasses.
 
 python -m nextn.cli.options > docs/options.md
 """
@@ -22,7 +22,7 @@ from nextn.server_config import ServerConfig
 
 Config = TypeVar("Config", bound=EngineConfig)
 UNSET = object()
-# In the order of --help and of docs/options.md
+# The groups of options, in the order of --help and docs/options.md.
 GROUPS = (
     "model", "parallelism", "memory", "scheduling", "speculation", "structured output", "server", "replicas",
     "disaggregation",
@@ -31,21 +31,22 @@ GROUPS = (
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One field of a config as the command line knows it."""
+    """A command-line option: one field of a config."""
 
-    name: str  # the field's
-    flags: tuple[str, ...]  # with dashes; the first is the one that is documented
+    name: str  # the field's name
+    flags: tuple[str, ...]  # names with dashes; the first is the main one, the others are aliases
     type: type  # bool, int, float or str
     group: str
     default: object
     choices: tuple[str, ...]
     help: str
-    words: Mapping[str, Any]  # that stand for values which the type does not read
+    words: Mapping[str, Any]  # word -> the value that it stands for, if `type` cannot read the word
 
-    values: str  # which are allowed, for errors; "" if type and choices say it
+    values: str  # description of the allowed values, for errors; "" if type and choices are enough
 
     def read(self, text: str) -> Any:
-        """The value that a word stands for, in any letter case where there is a list of them."""
+        """Converts a word to the option's value. `choices` and `words` match in any letter case. Raises
+        argparse.ArgumentTypeError."""
         folded = {c.lower(): c for c in self.choices} | {w.lower(): v for w, v in self.words.items()}
         if text.lower() in folded:
             return folded[text.lower()]
@@ -54,7 +55,7 @@ class Option:
         except ValueError as e:
             kind = {int: "a whole number", float: "a number"}[self.type]
             raise argparse.ArgumentTypeError(f"{text!r}: it must be {self.values or kind}") from e
-        if value in self.words.values() and not self.choices:  # the number that stands for a word inside
+        if value in self.words.values() and not self.choices:  # the internal number behind a word
             raise argparse.ArgumentTypeError(f"{text!r}: it must be {self.values}")
         return value
 
@@ -83,7 +84,8 @@ def options_of(config: type[EngineConfig]) -> Iterator[Option]:
 
 
 def add_options(parser: argparse.ArgumentParser, config: type[EngineConfig]) -> None:
-    """Adds every option of `config`; what other engines' options become is `nextn.cli.translate`'s."""
+    """Adds every option of `config` to the parser. The parser also accepts other engines' options, through
+    `nextn.cli.translate`."""
     groups: dict[str, Any] = {}
     for option in options_of(config):
         if option.group not in groups:
@@ -104,12 +106,12 @@ def add_options(parser: argparse.ArgumentParser, config: type[EngineConfig]) -> 
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """The model as a word of its own, as in vLLM's `vllm serve MODEL`; the same as --model-path."""
+    """Adds the model as a positional argument, as in `vllm serve MODEL`; the same as --model-path."""
     parser.add_argument("model", nargs="?", help="the same as --model-path")
 
 
 def one_model(args: argparse.Namespace, default: Any) -> Any:
-    """What the model's word and its option name. Raises CommandError if they name two."""
+    """The model, from its positional argument or its option. Raises CommandError if they differ."""
     option = default if args.model_path is UNSET else args.model_path
     if args.model is None:
         return option
@@ -120,8 +122,8 @@ def one_model(args: argparse.Namespace, default: Any) -> Any:
 
 
 def parse(args: argparse.Namespace, config: type[Config]) -> Config:
-    """The checked config. Raises CommandError for a value out of range or a wrong combination. A note on
-    options that ask for nothing goes to stderr; a server has a log for it."""
+    """Makes the config and checks it. Raises CommandError for a value out of range or a wrong combination.
+    Prints the note about options without effect to stderr; a server writes it to its log instead."""
     names = {field.name for field in dataclasses.fields(config)}
     given = {k: v for k, v in vars(args).items() if k in names and v is not UNSET}
     if hasattr(args, "model") and args.model is not None:
@@ -137,7 +139,8 @@ def parse(args: argparse.Namespace, config: type[Config]) -> Config:
 
 
 class Store(argparse.Action):
-    """Stores a value. Two spellings of one option must not differ; of one spelling, the last one counts."""
+    """Stores a value. It is an error if two spellings of an option have different values. If one spelling is
+    repeated, the last value counts."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         spelled = vars(namespace).setdefault("spelled", {})
@@ -149,7 +152,7 @@ class Store(argparse.Action):
 
 
 def options_markdown() -> str:
-    """docs/options.md."""
+    """The contents of docs/options.md."""
     lines = [
         "# Options of `nextn serve`",
         "",

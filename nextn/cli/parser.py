@@ -1,4 +1,5 @@
-"""The parser of every command: errors in one line, exit code 2, and the nearest option for an unknown one."""
+"""The argument parser of every command. Errors have one line and exit code 2; for an unknown option they
+suggest the nearest known one."""
 
 from __future__ import annotations
 
@@ -8,14 +9,16 @@ import sys
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
-# What options of other engines become: words that the parser knows, and a note for the log.
+# (words, known options) -> words with known options only, and a note about options without effect.
 Translate = Callable[[list[str], Collection[str]], tuple[list[str], str]]
 
 
 class Parser(argparse.ArgumentParser):
-    """`translate`, if set, goes over the words first; it raises ValueError for what is not supported.
+    """An ArgumentParser. `translate`, if set, first translates the words; it raises ValueError for options
+    that are not supported, which ends in `error`.
 
-    A positional `model` may stand anywhere: argparse before 3.13 finds it only before the first option.
+    A positional `model` can be anywhere in the line. Before Python 3.13, argparse finds it only before the
+    first option.
     """
 
     translate: Translate | None = None
@@ -44,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def unrecognized(flags: Collection[str], known: Collection[str]) -> str:
-    """The error for options that nothing knows, each with the known option that is most like it."""
+    """The error message for unknown options. It suggests for each the most similar known option, if any."""
     shown = []
     for flag in dict.fromkeys(flags):
         near = difflib.get_close_matches(flag, known, n=1, cutoff=0.7) or [
@@ -55,7 +58,7 @@ def unrecognized(flags: Collection[str], known: Collection[str]) -> str:
 
 
 def dashed(word: str) -> str:
-    """An option's name with dashes for underscores; its value, and every other word, untouched.
+    """Replaces underscores by dashes in an option's name. Its value and every other word stay unchanged.
 
     >>> dashed("--max_tokens_per_batch=64")
     '--max-tokens-per-batch=64'

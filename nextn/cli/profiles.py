@@ -1,4 +1,4 @@
-"""vLLM's --profiler-config in nextn's options."""
+"""Translates vLLM's --profiler-config into nextn's options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ FOLDER = "--profile-dir"
 
 
 def profiler_config(given: dict[str, Any], known: Collection[str]) -> list[str]:
-    """given: its JSON, of which the folder counts. Raises ValueError that names what nextn cannot do."""
+    """Returns the option for the folder. given: the JSON of --profiler-config. Raises ValueError, which names
+    the keys or values that nextn does not support."""
     if FOLDER not in known:
         raise ValueError("this command records no profiles")
     if (profiler := given.pop("profiler", None)) not in (None, "torch"):

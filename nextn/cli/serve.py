@@ -1,4 +1,4 @@
-"""nextn serve: the HTTP server and its engine.
+"""nextn serve: runs the HTTP server and its engine.
 
 nextn serve                                   # the embedded model on http://127.0.0.1:30000
 nextn serve /models/deepseek-v3 --port 8000 --speculative-num-steps 3

@@ -1,4 +1,4 @@
-"""nextn token-map: a draft vocabulary from a corpus, for --speculative-token-map.
+"""nextn token-map: makes a draft vocabulary from a corpus, for --speculative-token-map.
 
 nextn token-map --model-path /models/DeepSeek-V3 --size 32768 --output hot.json corpus/*.txt
 nextn serve --model-path /models/DeepSeek-V3 --speculative-token-map hot.json
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def texts(paths: list[Path]) -> Iterator[str]:
-    """Yields the texts of the files. Raises ValueError that names a wrong file and line."""
+    """Yields the texts of the files. Raises ValueError, which names the file and line, for a wrong line."""
     for path in paths:
         with path.open(encoding="utf-8") as lines:
             if path.suffix != ".jsonl":

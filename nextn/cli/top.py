@@ -1,7 +1,7 @@
-"""nextn top: what a server is doing, from its /metrics, again and again.
+"""nextn top: shows a server's load, latencies and accepted drafts, from its /metrics, and updates regularly.
 
 nextn top
-nextn top --once    # one frame, of all that the server has done
+nextn top --once    # one frame, with the numbers since the server started
 """
 
 from __future__ import annotations

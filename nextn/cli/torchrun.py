@@ -1,7 +1,7 @@
-"""Ranks that torchrun starts: `torchrun --nproc-per-node 2 -m nextn serve`.
+"""Adapts the config of a rank that torchrun started: `torchrun --nproc-per-node 2 -m nextn serve`.
 
-torchrun starts one process for every rank and says in the environment which it is. So each counts as a node
-of one rank. They learn rank 0's address from each other, by torchrun's own store.
+torchrun starts one process for every rank and puts the rank into its environment. For nextn, each process is
+a node with one rank. Rank 0 publishes its address through torchrun's store.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from nextn.server_config import ServerConfig
 
 
 def under_torchrun(config: ServerConfig, environment: Mapping[str, str]) -> ServerConfig:
-    """The config of this process as torchrun has it; unchanged where torchrun has started one process, or
-    none. Raises ValueError where the options say something else."""
+    """The config with this process's rank from torchrun's environment. It is unchanged if torchrun started
+    only one process, or none. Raises ValueError if the options contradict the environment."""
     size = int(environment.get("WORLD_SIZE", 1)) if TORCHRUN in environment else 1
     if size == 1:
         return config

@@ -1,9 +1,9 @@
-"""Command lines of SGLang, vLLM and xLLM, into nextn's own options.
+"""Translates command lines of SGLang, vLLM and xLLM into nextn's options.
 
     words, note = translate(["--tp", "1", "--enable-prefix-caching"], known)
 
-What asks for nothing goes into the note; what nextn does under another name is rewritten; everything else is
-refused, all of a line at once. The tables are in `nextn.other_engines`.
+Options without effect in nextn go into the note. Options that nextn has under another name are rewritten. All
+others are refused; one error names all refused options of a line. The tables are in `nextn.other_engines`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ ONE_RANK = "one rank shares experts with nobody"
 
 
 def translate(words: list[str], known: Collection[str]) -> tuple[list[str], str]:
-    """The words with known options only, and a note of what asks for nothing, in one line ("" if none).
+    """Returns the words with known options only, and a note of one line about options without effect ("" if
+    there are none).
 
-    known: the parser's own options. Raises ValueError that names every option that is not supported.
+    known: the parser's own options. Raises ValueError, which names every option that is not supported.
     """
     return Line(words, known).translated()
 
 
 class Line:
-    """One command line on its way through the tables."""
+    """The translation of one command line. `rest`: the words to translate, the next one last. `words`: the
+    translated words."""
 
     def __init__(self, words: list[str], known: Collection[str]) -> None:
         self.rest, self.known, self.all = words[::-1], known, words
@@ -40,7 +42,7 @@ class Line:
         self.notes: dict[str, list[str]] = {}  # reason -> options
         self.refused: dict[str, list[str]] = {}
         self.unknown: list[str] = []
-        self.switches: list[str] = []  # of `SWITCHES`
+        self.switches: list[str] = []  # names in `SWITCHES`, which are rewritten after all other words
 
     def translated(self) -> tuple[list[str], str]:
         while self.rest:
@@ -98,7 +100,7 @@ class Line:
             self.unknown.append(name if name.startswith("--") else word)
 
     def _known(self, name: str, value: str | None) -> None:
-        """nextn's own option; a switch may be written as xLLM's, with true or false."""
+        """Takes an option of nextn. A switch can be written as in xLLM, with true or false."""
         opposite = f"--no-{name[2:]}"
         if opposite in self.known:
             value = self._bool(value)
@@ -116,7 +118,7 @@ class Line:
             note(self.notes, "it is off", f"{name} {says}")
 
     def _shared_experts(self, name: str, value: str | None) -> None:
-        """What it means depends on the rest of the line."""
+        """Keeps a switch for later, because its meaning depends on the rest of the line."""
         says = self._bool(value)
         if truth(name, says):
             self.switches.append(name)
@@ -131,7 +133,8 @@ class Line:
             note(self.notes if value.lower() in values else self.refused, reason, says)
 
     def _nothing(self, name: str, value: str | None, reason: str, count: str) -> None:
-        """count: "" for a switch, "=" for an option with a value, "=*" with several."""
+        """Notes an option without effect, or refuses a value of it that nextn cannot follow. count: "" for a
+        switch, "=" for an option with one value, "=*" with several."""
         said, opposite = "", f"--no-{name[2:]}"
         if count == "":
             said = (self._bool(value) or "").lower()
@@ -152,7 +155,7 @@ class Line:
             self.refused.setdefault(str(e), []).append(name)
 
     def _bool(self, value: str | None) -> str | None:
-        """A switch's value: after "=", or true or false as the next word."""
+        """A switch's value: the text after "=", or the next word if it is true or false."""
         if value is None and self._next_is_bool():
             return self.rest.pop()
         return value
@@ -169,7 +172,7 @@ class Line:
         return found
 
     def given(self, names: Collection[str]) -> list[str]:
-        """Values of an option with these names, anywhere in the line."""
+        """Values of the option with these names, anywhere in the line."""
         pairs = zip(self.all, [*self.all[1:], ""], strict=True)
         return [a.partition("=")[2] or b for a, b in pairs if a.partition("=")[0] in names]
 
@@ -178,7 +181,7 @@ class Line:
 
 
 def truth(name: str, value: str | None) -> bool:
-    """Of a switch with this value, None if it has none. Raises ValueError."""
+    """Whether a switch with this value is on. None: the switch has no value. Raises ValueError."""
     if value is None or value.lower() in TRUE:
         return True
     if value.lower() in FALSE:
@@ -191,7 +194,7 @@ def note(where: dict[str, list[str]], reason: str, option: str) -> None:
 
 
 def is_option(word: str) -> bool:
-    """Negative numbers and a lone dash are values."""
+    """Whether a word is an option. Negative numbers and a single dash are values."""
     return word.startswith("--") or (word[:1] == "-" and word[1:2].isalpha())
 
 
@@ -200,7 +203,7 @@ def on(name: str) -> str:
 
 
 def json_object(value: str) -> dict[str, Any]:
-    """Without keys that are null or false. Raises ValueError."""
+    """Parses a JSON object and leaves out keys that are null or false. Raises ValueError."""
     try:
         given: Any = json.loads(value)
     except ValueError as e:
@@ -211,13 +214,13 @@ def json_object(value: str) -> dict[str, Any]:
 
 
 def speculative_config(line: Line, name: str, value: str) -> list[str]:
-    """vLLM's JSON. Raises ValueError that names wrong keys."""
+    """Translates vLLM's JSON. Raises ValueError, which names wrong keys."""
     given = json_object(value)
     words: list[str] = []
     method = str(given.pop("method", "")).lower()
     if method.startswith("ngram"):
         words += ["--speculative-algorithm", "NGRAM"]
-        given.pop("model", None)  # "ngram" again
+        given.pop("model", None)  # vLLM allows "ngram" here too
     elif method == "mtp" or method.endswith("_mtp") or method == "eagle":
         words += ["--speculative-algorithm", "NEXTN"]
     elif method:
@@ -240,7 +243,8 @@ def speculative_config(line: Line, name: str, value: str) -> list[str]:
 
 
 def max_prefill_tokens(line: Line, name: str, value: str) -> list[str]:
-    """SGLang takes the smaller one of this and --chunked-prefill-size; nextn has one limit for a step."""
+    """Translates SGLang's option. SGLang takes the smaller of it and --chunked-prefill-size. nextn has only
+    one limit for a step."""
     chunks = line.given(CHUNK)
     if not chunks:
         return [CHUNK[0], value]
@@ -251,11 +255,11 @@ def max_prefill_tokens(line: Line, name: str, value: str) -> list[str]:
 
 
 NODES = ("--nnodes", "-n")
-VLLM_PORT = "29501"  # where vLLM's node 0 listens
+VLLM_PORT = "29501"  # vLLM's default port of node 0
 
 
 def master(line: Line, name: str, value: str) -> list[str]:
-    """vLLM's --master-addr and --master-port, of which either may be left out."""
+    """Translates vLLM's --master-addr and --master-port. Either of them can be missing."""
     if set(line.given(NODES)) <= {"1"}:
         note(line.notes, "one machine looks for nobody", f"{name} {value}")
         return []
@@ -266,8 +270,8 @@ def master(line: Line, name: str, value: str) -> list[str]:
 
 
 def master_node_addr(line: Line, name: str, value: str) -> list[str]:
-    """xLLM's, whose --nnodes counts devices: each rank is a node of its own. Its --dp-size are groups of them
-    for attention."""
+    """Translates xLLM's option. xLLM's --nnodes counts devices, so each rank is a node. Its --dp-size is the
+    number of attention groups of these ranks."""
     nodes = line.given(NODES)
     if set(nodes) <= {"1"}:
         note(line.notes, "one machine looks for nobody", f"{name} {value}")
@@ -283,7 +287,7 @@ def master_node_addr(line: Line, name: str, value: str) -> list[str]:
 
 
 def eplb_config(line: Line, name: str, value: str) -> list[str]:
-    """vLLM's JSON. Raises ValueError that names wrong keys."""
+    """Translates vLLM's JSON. Raises ValueError, which names wrong keys."""
     given = json_object(value)
     words: list[str] = []
     for key, ours in EPLB.items():
@@ -307,7 +311,7 @@ EPLB = {
 
 
 def redundant_experts_num(line: Line, name: str, value: str) -> list[str]:
-    """xLLM's, for each of its shards."""
+    """Translates xLLM's option, which counts the redundant experts of each shard."""
     shards = (line.given(SHARDS) or ["1"])[-1]
     if not (value.isdecimal() and shards.isdecimal()):
         raise ValueError("it is a whole number for each shard; give --ep-num-redundant-experts, for all")
@@ -315,7 +319,7 @@ def redundant_experts_num(line: Line, name: str, value: str) -> list[str]:
 
 
 def attn_dp_size(line: Line, name: str, value: str) -> list[str]:
-    """SGLang's later name of --dp-size with --enable-dp-attention."""
+    """Translates SGLang's newer name of --dp-size with --enable-dp-attention."""
     if others := sorted(set(line.given((*REPLICAS, *ATTENTION_GROUPS))) - {value}):
         raise ValueError(f"it is {value}, and the same option is {others[0]} elsewhere; give one")
     if value == "1":
@@ -326,11 +330,12 @@ def attn_dp_size(line: Line, name: str, value: str) -> list[str]:
     return [REPLICAS[0], value, "--enable-dp-attention"]
 
 
-PART = "--disaggregation-mode"  # option of a server alone
+PART = "--disaggregation-mode"  # only a server has this option
 
 
 def kv_transfer_config(line: Line, name: str, value: str) -> list[str]:
-    """vLLM's JSON. Raises ValueError that names what nextn cannot do."""
+    """Translates vLLM's JSON. Raises ValueError, which names the keys or values that nextn does not
+    support."""
     given = json_object(value)
     if PART not in line.known:
         raise ValueError("only servers share out requests")
@@ -361,7 +366,8 @@ def kv_transfer_config(line: Line, name: str, value: str) -> list[str]:
 
 
 def instance_role(line: Line, name: str, value: str) -> list[str]:
-    """xLLM's, which counts only with --enable-disagg-pd. MIX computes whole requests."""
+    """Translates xLLM's option, which has an effect only with --enable-disagg-pd. MIX and DEFAULT compute
+    whole requests."""
     role = value.lower()
     if role in ("default", "mix"):
         note(line.notes, "a server computes whole requests", f"{name} {value}")

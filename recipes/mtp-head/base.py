@@ -1,5 +1,5 @@
-"""The frozen base model: its hidden states, as the engine computes them, and the weights that the module
-shares."""
+"""The frozen base model: its hidden states, computed by the engine's model, and the weights that the module
+uses."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from nextn.models.loader import load_checkpoint
 from nextn.models.names import expected_tensors, nextn_prefixes, shared_tensors
 
 PAGE = 16
-ROWS = 2048  # of a pass
+ROWS = 2048  # rows of a pass
 
 
 class Base:
-    """embedding, head [vocab, hidden], norm [hidden]; layer: the last decoder layer's tensors, by what their
-    names are behind its prefix. All f32 on `device`."""
+    """embedding, head [vocab, hidden], norm [hidden]. layer: the last decoder layer's tensors, by name
+    without the layer's prefix. All are f32 on `device`."""
 
     def __init__(self, model_path: str, device: str) -> None:
         self.model_path, self.device = model_path, torch.device(device)
@@ -47,7 +47,8 @@ class Base:
         self.layer = {name.removeprefix(last): t for name, t in found.items() if name.startswith(last)}
 
     def states(self, texts: Sequence[Text], path: Path) -> Tensor:
-        """[tokens of all texts, hidden] bf16, mapped from `path`, which is kept: after the final norm."""
+        """The hidden states after the final norm, [tokens of all texts, hidden] bf16, mapped from the file
+        `path`. The file is kept, and used again for the same number of tokens."""
         total, hidden = sum(len(text.ids) for text in texts), self.config.hidden_size
         done = path.with_suffix(".done")
         if not (done.exists() and done.read_text() == str(total)):

@@ -18,9 +18,9 @@ from nextn.models.shard_writer import TensorSpec, write_shards
 
 
 def write_folder(base: Base, module: NextN, tokens: Sequence[int], output: Path) -> None:
-    """tokens: those that it may draft, which go to token_map.json. Raises ValueError where the output
+    """Writes the folder. tokens: the draft vocabulary, for token_map.json. Raises ValueError if the output
     exists."""
-    prefix = base.config.mtp.at(0)  # modules are counted from 0 in such folders
+    prefix = base.config.mtp.at(0)  # in a draft folder modules are numbered from 0
     tensors: dict[str, Tensor] = {
         prefix + name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in module.named.items()
     }

@@ -1,4 +1,4 @@
-"""How much a draft folder is worth: accept length and texts on chats that were never trained on."""
+"""Measures a draft folder: accept length and texts on chats that are not in the training data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ SETTINGS = ((0.0, 1), (0.0, 2), (0.0, 3), (0.7, 2))  # temperature, drafts
 
 
 def measure(model_path: str, folder: Path, questions: int = 32) -> dict[str, Any]:
-    """Accept length by temperature and drafts; and that no greedy text differs from those without drafts."""
+    """Accept lengths by temperature and number of drafts. Asserts that greedy texts are the same as without
+    drafts."""
     lines = heldout_questions()[:questions]
     wanted: list[list[int]] = []
     found: dict[str, Any] = {"model": model_path, "questions": len(lines), "tokens": NEW}

@@ -1,5 +1,5 @@
-"""The NextN module as it is trained: arithmetic to differentiate, which shares no code with the engine, so
-that the folder it is written to tests the engine.
+"""The NextN module for training. Its differentiable arithmetic shares no code with the engine, so that a
+trained folder is also a test of the engine.
 
 Shapes: B sequences, L positions, C hidden size, H heads.
 """
@@ -35,14 +35,15 @@ def linear(n_in: int, n_out: int, bias: bool = False) -> nn.Linear:
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """MLA's rotary embedding turns adjacent pairs. x [B, L, H, D], cos and sin [L, D / 2]."""
+    """MLA's rotary embedding: it rotates adjacent pairs. x [B, L, H, D], cos and sin [L, D / 2]."""
     a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
     c, s = cos[:, None], sin[:, None]
     return torch.stack((a * c - b * s, a * s + b * c), dim=-1).flatten(-2)
 
 
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """GQA's turns element i with i + D / 2, of the first D = 2 * cos.shape[1] elements."""
+    """GQA's rotary embedding: it rotates element i with i + D / 2, in the first D = 2 * cos.shape[1]
+    elements."""
     half = cos.shape[1]
     a, b, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
     c, s = cos[:, None], sin[:, None]
@@ -50,7 +51,7 @@ def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Latent(nn.Module):
-    """MLA, naive form: keys and values are expanded from the latent."""
+    """MLA in its naive form: keys and values are expanded from the latent."""
 
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
@@ -125,7 +126,7 @@ class Grouped(nn.Module):
         return rotate_halves(self.q_norm(self.q(x).unflatten(-1, (-1, self.gqa.head_dim))), cos, sin)
 
     def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """x [B, L, C] -> keys and values [B, L, H, D], those of a group repeated."""
+        """x [B, L, C] -> keys and values [B, L, H, D], repeated for the heads of a group."""
         each = self.cfg.num_attention_heads // self.gqa.num_key_value_heads
         k = rotate_halves(self.k_norm(self.k(x).unflatten(-1, (-1, self.gqa.head_dim))), cos, sin)
         v = self.v(x).unflatten(-1, (-1, self.gqa.head_dim))
@@ -133,7 +134,7 @@ class Grouped(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """prefix: of its tensors' names, behind the layer's."""
+    """A SwiGLU block. prefix: the part of its tensors' names after the layer's prefix."""
 
     def __init__(self, cfg: ModelConfig, prefix: str, inner: int) -> None:
         super().__init__()
@@ -150,7 +151,8 @@ class SwiGLU(nn.Module):
 
 
 class Experts(nn.Module):
-    """DeepSeek-V3's experts: sigmoid scores, groups, a correction bias that is taken over and stays."""
+    """DeepSeek-V3's experts: sigmoid scores, groups, and a correction bias that is copied from the base and
+    not trained."""
 
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
@@ -189,7 +191,7 @@ class Experts(nn.Module):
 
 
 class NextN(nn.Module):
-    """`named`: its tensors by what a checkpoint calls them behind the module's prefix."""
+    """The NextN module. `named`: its tensors by their names in a checkpoint, without the module's prefix."""
 
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
@@ -218,8 +220,8 @@ class NextN(nn.Module):
 
     @torch.no_grad()
     def begin_at(self, layer: Mapping[str, Tensor], norm: Tensor) -> None:
-        """As a copy of the base's last decoder layer, over the sum of a hidden state and a token's
-        embedding."""
+        """Initializes the module as a copy of the base's last decoder layer. The layer's input is the normed
+        hidden state plus half the token's normed embedding."""
         for name, tensor in layer.items():
             if name in self.named and self.named[name].shape == tensor.shape:
                 self.named[name].copy_(tensor)
@@ -233,13 +235,15 @@ class NextN(nn.Module):
         self.projection.weight[:, token].fill_diagonal_(0.5)
 
     def forward(self, hidden: Tensor, embeds: Tensor, depth: int) -> list[Tensor]:
-        """hidden [B, L, C] (after the final norm) and embeds [B, L, C] (of the tokens) -> for each depth
-        d = 1..depth the normed output [B, L, C]; row p of depth d predicts token p + 2 and comes from d
-        chained steps, the last of them at position p.
+        """Runs the module unrolled over `depth` chained steps.
 
-        Depth d at position p attends to the first step's entries at positions <= p - d + 1 (true hidden
-        states) and to those that the chain itself wrote at p - d + 2 .. p. Rows p < d - 1 and the last row
-        have no valid input: the loss leaves them out.
+        hidden [B, L, C]: states after the final norm. embeds [B, L, C]: embeddings of the tokens. Returns the
+        normed output [B, L, C] of each depth d = 1 .. depth. Row p of depth d predicts token p + 2. It comes
+        from d chained steps, the last of them at position p.
+
+        Depth d at position p attends to the first step's entries at positions <= p - d + 1, which have true
+        hidden states, and to the chain's own entries at p - d + 2 .. p. Rows p < d - 1 and the last row have
+        no valid input; the loss leaves them out.
         """
         attention, length = self.attention, hidden.shape[1]
         cos, sin = self.cos[:length], self.sin[:length]
@@ -275,5 +279,5 @@ class NextN(nn.Module):
             x = x + self.mlp(self.mlp_norm(x))
             out = self.output_norm(x)
             outs.append(out)
-            hidden = F.pad(out[:, :-1], (0, 0, 1, 0))  # the next depth sits one position later
+            hidden = F.pad(out[:, :-1], (0, 0, 1, 0))  # the next depth is one position later
         return outs

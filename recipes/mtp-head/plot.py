@@ -1,4 +1,4 @@
-"""Draws a training run: losses and accept lengths over time, and what the finished module reaches."""
+"""Draws a training run: losses and accept lengths over time, and the final module's accept lengths."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ COLOURS = ("#1f4e79", "#2a9d8f", "#e9a03b")
 
 
 def plot(log: Path, report: Mapping[str, Any], out: Path) -> None:
-    # A run that was stopped logs the steps since its last save twice: the later ones count.
+    # A resumed run logs the steps after its last save again. The later rows count.
     rows = list({row["step"]: row for row in map(json.loads, log.read_text().splitlines())}.values())
     minutes = [row["seconds"] / 60 for row in rows]
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
     for d, colour in enumerate(COLOURS[: len(rows[0]["accept_lengths"])]):
-        # Of the deeper ones there is no loss at first.
+        # At first only depth 1 has a loss.
         losses = [row["loss"][d] if d < len(row["loss"]) else float("nan") for row in rows]
         left.plot(minutes, losses, color=colour, lw=1.2, label=f"depth {d + 1}")
         lengths = [row["accept_lengths"][d] for row in rows]

@@ -1,13 +1,12 @@
-"""Trains a NextN (MTP) layer for a model that has none, or a better one: texts, states, training, a draft
-folder.
+"""Trains a NextN (MTP) layer for a model that has none, or a better one, and writes it as a draft folder.
 
 python recipes/mtp-head/run.py --model-path MODEL --output FOLDER          # two hours on a CPU
-nextn serve --model-path MODEL --speculative-draft-model-path FOLDER       # what it is for
+nextn serve --model-path MODEL --speculative-draft-model-path FOLDER       # use the result
 
-The base model is frozen. It writes its own training texts (texts.py), its hidden states are computed once
-(base.py), the module learns to predict its choices (train.py), and what it learnt is written as `nextn
-export-mtp` would write it (folder.py) and measured on held-out chats (measure.py). Stopped, it goes on with
-the same command; --work keeps the texts, the states and the last checkpoint.
+The base model is frozen. It writes its own training texts (texts.py). Its hidden states are computed once
+(base.py). The module learns to predict the base's choices (train.py). The result is written in the layout of
+`nextn export-mtp` (folder.py) and measured on held-out chats (measure.py). If a run was stopped, the same
+command continues it: --work keeps the texts, the states and the last checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from plot import plot
 from texts import write_texts
 from train import Budget, train
 
-SHARES = {"texts": 0.4, "training": 0.5}  # of the time; states and measuring take the rest
+SHARES = {"texts": 0.4, "training": 0.5}  # shares of the time; the rest is for states and measuring
 
 
 def main() -> None:

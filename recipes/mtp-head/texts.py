@@ -1,10 +1,10 @@
-"""The base model's own texts: what its drafter will be asked to predict.
+"""Generates the training texts: the base model's own texts, which are what a drafter must predict.
 
-A chat model is given its template up to where a user's message begins, and writes the question itself
-(Magpie, arXiv 2406.08464); then it answers. A model without a chat template writes from its first token on.
-Half of the texts are greedy, half drawn at T = 0.7, as they will be served. No other data is needed.
+A chat model gets its template up to the beginning of a user's message. It writes the question itself (Magpie,
+arXiv 2406.08464), and then the answer. A model without a chat template writes texts from the first token on.
+Half of the answers are greedy and half are sampled at T = 0.7, like in use. No other data is needed.
 
-    texts.jsonl    {"prompt": [ids], "answer": [ids], "temperature": 0.0}     a line a text
+    texts.jsonl    {"prompt": [ids], "answer": [ids], "temperature": 0.0}     one line for each text
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from nextn import LLM, SamplingParams
 from nextn.llm_inputs import chat_text
 
 AT_ONCE = 64
-QUESTION, ANSWER = 96, 256  # tokens at most
-SHORTEST = 8  # of an answer
+QUESTION, ANSWER = 96, 256  # maximum tokens
+SHORTEST = 8  # minimum tokens of an answer
 TEMPERATURES = (0.0, 0.7)
 MARK = "@@the-user-writes-here@@"
 
 
 @dataclass(frozen=True)
 class Text:
-    """Token ids. The answer ends with the end token if it was written to its end."""
+    """A text as token ids. The answer ends with the end token if the model has ended it."""
 
     prompt: list[int]
     answer: list[int]
@@ -40,7 +40,7 @@ class Text:
 
 
 def read_texts(path: Path) -> list[Text]:
-    """A line that was cut short, the last one after a stop, is left out."""
+    """The texts in the file. An incomplete line, which a stopped run can leave at the end, is left out."""
     found = []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -53,7 +53,8 @@ def read_texts(path: Path) -> list[Text]:
 def write_texts(
     model_path: str, path: Path, tokens: int, seconds: float, seed: int, device: str = "cpu"
 ) -> list[Text]:
-    """Goes on with the file until it has so many tokens, or so many seconds have passed."""
+    """Appends texts to the file until its answers have `tokens` tokens, or until `seconds` have been spent,
+    earlier runs included. Returns all texts."""
     found = read_texts(path)
     done = sum(len(text.answer) for text in found)
     began = path.with_suffix(".seconds")
@@ -81,8 +82,8 @@ def write_texts(
 
 
 def frame(llm: LLM) -> tuple[list[int], list[int] | None]:
-    """(tokens before a user's message, tokens after it up to where the answer begins); without a chat
-    template (tokens that a text begins with, None)."""
+    """The chat template's tokens: (before a user's message, between it and the answer). Without a chat
+    template: (the tokens at the beginning of a text, None)."""
     tokenizer = llm.tokenizer
     try:
         text = chat_text([{"role": "user", "content": MARK}], tokenizer, {})

@@ -1,13 +1,14 @@
-"""Trains the module on the base's texts: at every depth of a chain, to choose what the base would choose.
+"""Trains the module on the base's texts: at every depth of a chain, it learns to predict the base's choice.
 
-The label of a row is the base's own distribution after the true tokens, the same at every depth (as in
-recipes/tiny/distil.py). Labels and guesses have a reduced vocabulary, the most frequent tokens of the texts:
-the head is most of the arithmetic otherwise, in training as in drafting (FR-Spec, arXiv 2502.14856).
+The label of a row is the base's distribution after the true tokens, the same at every depth (as in
+recipes/tiny/distil.py). Labels and predictions have a reduced vocabulary, the most frequent tokens of the
+texts. With the full vocabulary, most of the arithmetic would be the head's, in training and in drafting
+(FR-Spec, arXiv 2502.14856).
 
-The schedule is a share of the time given: warm up, hold, then fall to zero over the last half. Most of the
-time goes to the first depth alone, in small steps: in the same time that is worth several times what large
-steps at all depths are. log.jsonl has a line every LOG_SECONDS; training.pt is written every few minutes, and
-a stopped run goes on from it.
+The schedule depends on the share of the time that has passed: warm up, hold, then fall nearly to zero over
+the last half. Most of the time is spent on only the first depth, in small steps; in the same time this gains
+several times as much as large steps at all depths. log.jsonl gets a line every LOG_SECONDS. training.pt is
+written every few minutes, and a stopped run continues from it.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from tqdm import tqdm
 
 DEPTH = 3
 DEPTH_WEIGHTS = (1.0, 0.8, 0.6)
-PROMPT_WEIGHT = 0.2  # of rows in prompts, against rows in answers
-TAU = {True: 0.4, False: 0.7}  # of labels and guesses, for greedy texts and for others
+PROMPT_WEIGHT = 0.2  # weight of rows in prompts; rows in answers have weight 1
+TAU = {True: 0.4, False: 0.7}  # whether a text is greedy -> temperature of labels and predictions
 TOKENS_PER_STEP = 512
-HELD_OUT = 24  # texts, the first ones
+HELD_OUT = 24  # number of held-out texts, the first ones
 LEARNING_RATE = 1.5e-3
 DECAY_FROM = 0.5
-UNROLL_FROM = 0.6  # before that, the first depth alone
+UNROLL_FROM = 0.6  # share of the run after which all depths are trained; before, only the first
 LOG_SECONDS, SAVE_SECONDS = 60, 180
 
 
@@ -58,7 +59,7 @@ class Batch:
 
 
 class Corpus:
-    """states: of all texts, one after another."""
+    """Texts with their hidden states. states: those of all texts, one text after another."""
 
     def __init__(self, texts: Sequence[Text], states: Tensor, device: torch.device) -> None:
         self.texts, self.states, self.device = texts, states, device
@@ -80,7 +81,8 @@ class Corpus:
         return Batch(*(t.to(self.device) for t in (tokens, hidden, starts, ends, tau)))
 
     def batches(self, seed: int) -> Iterator[Batch]:
-        """Endless, of about TOKENS_PER_STEP tokens, texts of like lengths together."""
+        """Yields batches endlessly, each of at most about TOKENS_PER_STEP tokens. A batch has texts of
+        similar lengths."""
         gen = torch.Generator().manual_seed(seed)
         order = sorted(range(HELD_OUT, len(self.texts)), key=lambda i: len(self.texts[i].ids))
         groups: list[list[int]] = [[]]
@@ -94,7 +96,8 @@ class Corpus:
 
 
 def vocabulary(texts: Sequence[Text], size: int, vocab: int) -> list[int]:
-    """The `size` most frequent tokens of the answers; of equal ones those with the smallest ids."""
+    """The `size` most frequent tokens of the answers, in ascending order; of equally frequent ones, those
+    with the smallest ids."""
     counts = torch.zeros(vocab, dtype=torch.long)
     for text in texts:
         counts.index_add_(0, torch.tensor(text.answer), torch.ones(len(text.answer), dtype=torch.long))
@@ -103,8 +106,9 @@ def vocabulary(texts: Sequence[Text], size: int, vocab: int) -> list[int]:
 
 
 class _HeadMatch(torch.autograd.Function):
-    """Cross entropy of softmax(head(x_d) / tau) against softmax(head(target) / tau), in row chunks, so that
-    the logits never exist at once. xs: depths of [T, C]; target [T, C]; weights [depths, T]; tau [T]."""
+    """Cross entropy of softmax(head(x_d) / tau) against softmax(head(target) / tau). It is computed in chunks
+    of rows, so that never all logits are in memory. xs: [T, C] for each depth; target [T, C]; weights
+    [depths, T]; tau [T]."""
 
     @staticmethod
     def forward(ctx, head: Tensor, target: Tensor, tau: Tensor, weights: Tensor, *xs: Tensor):  # type: ignore[no-untyped-def]
@@ -128,7 +132,7 @@ class _HeadMatch(torch.autograd.Function):
 
 
 def losses(module: NextN, base: Base, head: Tensor, batch: Batch, depth: int = DEPTH) -> Tensor:
-    """By depth, [depth]: mean cross entropy over the rows that count."""
+    """The weighted mean cross entropy over valid rows, by depth: [depth]."""
     outs = module(batch.hidden, base.embedding[batch.tokens], depth)
     length = batch.tokens.shape[1]
     at = torch.arange(length - 2, device=head.device)  # row p predicts token p + 2
@@ -146,11 +150,11 @@ def losses(module: NextN, base: Base, head: Tensor, batch: Batch, depth: int = D
 
 @torch.no_grad()
 def accept_lengths(module: NextN, base: Base, head: Tensor, ids: Tensor, batch: Batch) -> list[float]:
-    """Tokens a greedy step would commit with 1, 2, ... drafts from any place of the answers, bonus
-    included."""
+    """Mean number of tokens that a greedy step would commit with 1, 2, ... drafts, bonus included, over all
+    positions of the answers."""
     outs = module(batch.hidden, base.embedding[batch.tokens], DEPTH)
     length = batch.tokens.shape[1]
-    at = torch.arange(length - 1 - DEPTH, device=head.device)  # of the root's hidden state
+    at = torch.arange(length - 1 - DEPTH, device=head.device)  # positions of the root's hidden state
     own = (at[None] + 1 >= batch.starts[:, None]) & (at[None] + 1 + DEPTH < batch.ends[:, None])
     held = torch.ones_like(own)
     wanted = F.linear(batch.hidden, base.head).argmax(-1)
@@ -173,7 +177,7 @@ def schedule(done: float) -> float:
 def train(
     base: Base, texts: Sequence[Text], states: Tensor, work: Path, budget: Budget
 ) -> tuple[NextN, list[int]]:
-    """(the module, the tokens that it may draft). Raises ValueError where there are too few texts."""
+    """Trains; returns (the module, its draft vocabulary). Raises ValueError if there are too few texts."""
     if len(texts) < 2 * HELD_OUT:
         raise ValueError(f"{len(texts)} texts are too few to train on; give more --minutes or --tokens")
     torch.manual_seed(budget.seed)
@@ -237,7 +241,7 @@ def _save(work: Path, module: NextN, optimizer: torch.optim.Optimizer, step: int
 
 
 def _resume(work: Path, module: NextN, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
-    """(steps, seconds) of the run so far."""
+    """Loads the last checkpoint, if there is one. Returns (steps, seconds) of the run so far."""
     path = work / "training.pt"
     if not path.exists():
         return 0, 0.0

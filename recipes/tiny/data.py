@@ -1,11 +1,10 @@
-"""The text `nextn-tiny` learns: Python sources, split into training files and held-out files.
+"""The training data of `nextn-tiny`: Python sources, split into training files and held-out files.
 
-Sources: the standard library of the running interpreter (with its tests), and the pure Python
-files of the permissively licensed packages that are installed anyway because nextn needs them
-(`torch`, `numpy`). Held-out files are standard library modules picked by a checksum of their
-name; neither they nor their own test files are ever trained on.
+The sources are the standard library of the running interpreter (with its tests), and the Python files of two
+permissively licensed packages that nextn needs anyway (`torch`, `numpy`). Held-out files are standard library
+modules chosen by a checksum of their name. Neither they nor their test files are trained on.
 
-Run: `python recipes/tiny/data.py` prints what would be used.
+`python recipes/tiny/data.py` prints the files that would be used.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGES = ("numpy", "torch")
-# Tables, generated files and translations: no programmer wrote them line by line.
+# Tables, generated files and translations are skipped: no programmer wrote them line by line.
 SKIP_DIRS = (
     "site-packages",
     "encodings",
@@ -30,13 +29,13 @@ SKIP_DIRS = (
 )
 SKIP_WORDS = ("cjkencodings", "_generated", "_meta_registrations", "keycodes")
 MAX_BYTES = 300_000
-MAX_DIGITS = 0.15  # a file with more digits than this is a table
+MAX_DIGITS = 0.15  # a file with a larger share of digits is a table
 HELD_OUT_ONE_IN = 16
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file: `name` is stable across machines (`stdlib/json/decoder.py`)."""
+    """One file. `name` is the same on all machines (`stdlib/json/decoder.py`)."""
 
     name: str
     text: str
@@ -61,7 +60,8 @@ def _read(root: Path, label: str) -> list[Source]:
 
 
 def is_held_out(name: str) -> bool:
-    """Held out: one in `HELD_OUT_ONE_IN` of the standard library's own modules, tests excluded."""
+    """Whether a file is held out: about one in `HELD_OUT_ONE_IN` of the standard library's modules, without
+    tests."""
     if not name.startswith("stdlib/") or "/test" in name or "/idle_test" in name:
         return False
     return zlib.crc32(name.encode()) % HELD_OUT_ONE_IN == 0

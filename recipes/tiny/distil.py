@@ -1,9 +1,9 @@
 """Tunes the MTP module to predict the target's own choices (the trunk is frozen).
 
-Drafts are accepted when they equal what the target chooses on its own text, so that is what they
-are trained on: rollouts of the target from training prompts, with the target's distribution as the
-label at every depth of the unrolled module. The label of a row is the same at every depth: the
-target's distribution after the true tokens up to the one that is predicted.
+A draft is accepted if it equals the target's choice on the target's own text. So the module is trained on
+rollouts of the target from training prompts, with the target's distribution as the label at every depth of
+the unrolled module. The label of a row is the same at every depth: the target's distribution after the true
+tokens up to the predicted one.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 from train import MTP_DEPTH
 
 DEPTH_WEIGHTS = (1.0, 0.8, 0.6)
-PROMPT_WEIGHT = 0.3  # rows on real text against rows on the target's own
+PROMPT_WEIGHT = 0.3  # weight of rows on real text; rows on the target's own text have weight 1
 TAU_GREEDY, TAU_SAMPLED = 0.4, 0.7
 
 
 class _HeadMatch(torch.autograd.Function):
-    """Cross entropy of softmax(head(x_d) / tau) against softmax(head(target) / tau), in row chunks.
+    """Cross entropy of softmax(head(x_d) / tau) against softmax(head(target) / tau), in chunks of rows.
 
-    xs: depths of [T, C]; target [T, C]; row_weights [depths, T]; tau [T]. The head gets no gradient.
+    xs: [T, C] for each depth; target [T, C]; row_weights [depths, T]; tau [T]. The head gets no gradient.
     """
 
     @staticmethod
@@ -50,7 +50,7 @@ class _HeadMatch(torch.autograd.Function):
 
 
 def mtp_loss(model: Tiny, batch: Rollouts) -> Tensor:
-    """Losses by depth, [MTP_DEPTH]: mean cross entropy at tau over the rows that count."""
+    """The weighted mean cross entropy at tau over valid rows, by depth: [MTP_DEPTH]."""
     longest = int(batch.ends.max())
     tokens, hidden = batch.tokens[:, :longest].long(), batch.hidden[:, :longest]
     with torch.no_grad():
@@ -71,7 +71,7 @@ def mtp_loss(model: Tiny, batch: Rollouts) -> Tensor:
 
 
 def optimizers(model: Tiny, muon_lr: float, adam_lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the module's matrices, AdamW for its gate and norms; the trunk is left out."""
+    """Muon for the module's matrices, and AdamW for its router and norms; without the trunk."""
     named = list(model.nextn.named_parameters())
     matrices = [p for n, p in named if p.ndim == 2 and "gate.weight" not in n]
     vectors = [p for n, p in named if p.ndim != 2 or "gate.weight" in n]

@@ -1,14 +1,15 @@
 """Makes the two tasks of `nextn eval` from the held-out files.
 
-`python recipes/tiny/eval_tasks.py` writes into `nextn/data/eval/`, JSON lines with a "split" of "test" or
-"fewshot" (other files than the test's):
+`python recipes/tiny/eval_tasks.py` writes JSON lines into `nextn/data/eval/`. Their "split" is "test" or
+"fewshot", and few-shot examples come from other files than the tests:
 
-- `next_line.jsonl`: {"source", "line", "context", "choices", "answer"}: which of four lines comes next; the
-  other three are lines of the same file, of like length, indented like the real one;
-- `rest_of_line.jsonl`: {"source", "line", "context", "target"}: a line cut after a word; how it goes on.
+- `next_line.jsonl`: {"source", "line", "context", "choices", "answer"}: which of four lines is next. The
+  other three are lines of the same file, of similar length, with the real line's indentation.
+- `rest_of_line.jsonl`: {"source", "line", "context", "target"}: how a line that is cut after a word
+  continues.
 
-A context begins at a function's def line. What is chosen depends on the files and the tokenizer alone; the
-shipped tasks were cut from CPython 3.11.
+A context begins at a function's def line. The choice depends only on the files and the tokenizer. The shipped
+tasks were made from CPython 3.11.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from tokenizers import Tokenizer
 DATA = Path(__file__).parents[2] / "nextn" / "data"
 TEST, FEWSHOT = 100, 5
 MOST_PER_FILE = 8
-MIN_TOKENS, MAX_TOKENS = 40, 200  # of a context
-MIN_CHARS, MAX_CHARS = 14, 70  # of a line without its indentation
+MIN_TOKENS, MAX_TOKENS = 40, 200  # length of a context
+MIN_CHARS, MAX_CHARS = 14, 70  # length of a line without its indentation
 CHOICES = 4
-LIKE = 12  # characters by which a wrong line may be longer or shorter
-LEAST_REST = 6  # characters
+LIKE = 12  # maximum difference in length of a wrong line, in characters
+LEAST_REST = 6  # minimum length of a target, in characters
 
 
 @dataclass(frozen=True)
 class Place:
-    """A one-line statement in a function: `context` is the text from its def line up to it."""
+    """A one-line statement in a function. `context`: the text from the def line up to the statement."""
 
     source: str
     line: int
@@ -47,7 +48,7 @@ class Place:
 
 
 def statements(source: Source) -> list[tuple[int, int]]:
-    """(first line of the function, line), of every statement in a function that takes a line by itself."""
+    """(first line of the function, line) of every one-line statement in a function."""
     found: dict[int, int] = {}
     for function in ast.walk(ast.parse(source.text)):
         if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -74,7 +75,7 @@ def places(source: Source, tok: Tokenizer) -> Iterator[Place]:
 
 
 def next_line(place: Place, source: Source, rng: random.Random) -> dict[str, object] | None:
-    """The task at this place, or None if the file has not enough lines that could stand there."""
+    """The document for this place, or None if the file has too few similar lines."""
     real = place.text.strip()
     lines = source.text.splitlines()
     pool = {lines[line - 1].strip() for _, line in statements(source)}
@@ -95,7 +96,7 @@ def next_line(place: Place, source: Source, rng: random.Random) -> dict[str, obj
 
 
 def rest_of_line(place: Place, source: Source, rng: random.Random) -> dict[str, object] | None:
-    """The task at this place, or None if the line has no word in its middle to be cut after."""
+    """The document for this place, or None if the line has no word in its middle after which to cut."""
     cuts = [m.end() for m in re.finditer(r"\w+", place.text)]
     middle = len(place.text) - len(place.text.lstrip()) + 4
     cuts = [cut for cut in cuts if middle <= cut <= len(place.text) - LEAST_REST]
@@ -111,8 +112,8 @@ def rest_of_line(place: Place, source: Source, rng: random.Random) -> dict[str, 
 
 
 def make(name: str, files: list[Source], tok: Tokenizer) -> list[dict[str, object]]:
-    """The documents of one task, the files in turn, so that the first few are of many files. The last files
-    are the few-shot examples'."""
+    """The documents of one task. The files take turns, so that the first documents come from many files. The
+    last files are used for the few-shot examples."""
     task = {"next_line": next_line, "rest_of_line": rest_of_line}[name]
     pools = []
     for source in files:

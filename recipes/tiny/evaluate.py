@@ -2,12 +2,11 @@
 
 `python recipes/tiny/evaluate.py --weights build/tiny/tuned.pt` writes `build/tiny/report.json`.
 
-The weights are rounded to bf16 as they are shipped and multiplied in f32 as they are served by
-default. Held-out prompts, 128 new tokens each, EOS taken for a token like any other. Since a draft
-is accepted only when it equals the target's own choice, the text is known before the drafts are: one
-pass of the unrolled NextN module over it gives the drafts of every possible root at once, and the
-verify steps are then counted off. At T > 0 the drafter draws with the noise that the target draws
-with at that position (common random numbers).
+The weights are rounded to bf16, as in the shipped file, and multiplied in f32, as plain torch serves them.
+Each held-out prompt gets 128 new tokens; EOS is a token like any other. A draft is accepted only if it equals
+the target's choice, so the text does not depend on drafts. One pass of the unrolled NextN module over the
+text gives the drafts of every possible root, and the verify steps are counted from them. At T > 0 the drafter
+uses the target's noise at the same position (common random numbers).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ LOOP_TAIL, LOOP_PERIOD = 32, 12
 
 
 def as_shipped(model: Tiny) -> Tiny:
-    """Rounds what the file stores in bf16; in place."""
+    """Rounds all parameters to bf16, as in the shipped file, in place."""
     for p in model.parameters():
         p.data = p.data.to(torch.bfloat16).float()
     return model
@@ -51,9 +50,9 @@ def loops(completion: list[int], tail: int = LOOP_TAIL, period: int = LOOP_PERIO
 def matches(
     model: Tiny, prompts: list[list[int]], completions: Tensor, temperature: float, noise: Noise | None
 ) -> Tensor:
-    """[B, new, DEPTH] bool: with output token t as the root, does draft j + 1 equal token t + j + 1?
+    """[B, new, DEPTH] bool: with output token t as the root, whether draft j + 1 equals token t + j + 1.
 
-    Drafts beyond a wrong one do not matter, so the chain is fed the true tokens.
+    Drafts after a wrong one do not count, so the chain's input is the true tokens.
     """
     b, new = completions.shape
     lengths = torch.tensor([len(p) for p in prompts])
@@ -74,7 +73,7 @@ def matches(
 
 
 def count_steps(match: Tensor, k: int) -> dict[str, object]:
-    """Verify steps with `k` drafts over match [B, new, >= k]; the first token is the prefill's."""
+    """Counts the verify steps with `k` drafts. match [B, new, >= k]. The first token comes from prefill."""
     new = match.shape[1]
     steps = committed = 0
     proposed, accepted = [0] * k, [0] * k

@@ -2,9 +2,9 @@
 
 `python recipes/tiny/export.py --weights build/tiny/trunk.pt --tokenizer build/tiny/tokenizer.json OUT`
 
-The folder holds config.json, generation_config.json, model.safetensors (bf16; the router's
-correction biases f32, as in DeepSeek's files), tokenizer.json and tokenizer_config.json. The NextN
-module is layer `num_hidden_layers`; its `embed_tokens` and `shared_head.head` repeat the main ones.
+The folder has config.json, generation_config.json, model.safetensors (bf16; the router's correction biases
+are f32, as in DeepSeek's files), tokenizer.json and tokenizer_config.json. The NextN module is layer
+`num_hidden_layers`; its `embed_tokens` and `shared_head.head` are copies of the target's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_BYTES = 40_000_000
 
 
 def config_json(cfg: TinyConfig) -> dict[str, object]:
-    """The keys of DeepSeek-V3's own config.json (no remote code, no FP8)."""
+    """config.json with DeepSeek-V3's keys, without those for remote code and FP8."""
     return {
         "architectures": ["DeepseekV3ForCausalLM"],
         "attention_bias": False,
@@ -79,7 +79,7 @@ def config_json(cfg: TinyConfig) -> dict[str, object]:
 
 
 def tensors(model: Tiny) -> dict[str, Tensor]:
-    """DeepSeek's tensor names -> contiguous tensors in the file's dtypes."""
+    """The file's tensors: DeepSeek's name -> contiguous tensor in the file's dtype."""
     last = f"model.layers.{model.cfg.num_hidden_layers}"
     out: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
@@ -101,7 +101,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def export(model: Tiny, tokenizer: Path, out: Path) -> int:
-    """Writes the folder; returns its size in bytes. Raises ValueError above MAX_BYTES."""
+    """Writes the folder and returns its size in bytes. Raises ValueError if it is larger than MAX_BYTES."""
     out.mkdir(parents=True, exist_ok=True)
     weights = out / "model.safetensors"
     save_file(tensors(model), str(weights), metadata={"format": "pt"})
@@ -127,7 +127,7 @@ def export(model: Tiny, tokenizer: Path, out: Path) -> int:
 
 
 def load_weights(path: Path, cfg: TinyConfig | None = None) -> Tiny:
-    """A model from `trunk.pt` / `tuned.pt` (a state dict) or from `training.pt`, in eval mode."""
+    """Loads a model from `trunk.pt` or `tuned.pt` (a state dict) or from `training.pt`, in eval mode."""
     state = torch.load(path, map_location="cpu")
     model = Tiny(cfg or TinyConfig())
     model.load_state_dict(state.get("model", state))

@@ -2,8 +2,8 @@
 
 `python recipes/tiny/generate.py --weights build/tiny/tuned.pt` prints completions of held-out prompts.
 
-It keeps one latent and one rotated key per token and layer (absorbed MLA), prompts of any lengths
-side by side. Letters as in model.py; n is the number of new positions, S the cache's length.
+The cache has one latent and one rotated key per token and layer (absorbed MLA). A batch can have prompts of
+different lengths. Letters as in model.py; n is the number of new positions, S the cache's length.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Noise = Callable[[int], Tensor]
 
 
 def frozen(model: Tiny) -> Tiny:
-    """A copy for inference whose matrices are already in `Arithmetic.dtype`."""
+    """A copy of the model for inference, with matrices converted to `Arithmetic.dtype`."""
     model = copy.deepcopy(model).eval().requires_grad_(False)
     for module in model.modules():
         if isinstance(module, Linear):
@@ -61,7 +61,7 @@ def extend(model: Tiny, tokens: Tensor, at: Tensor, cache: Tensor) -> Tensor:
 
 
 def gumbel(seed: int, rows: int, vocab: int) -> Noise:
-    """Noise of output position t as [rows, vocab]: a function of (seed, t) alone."""
+    """A function that returns the noise [rows, vocab] of output position t. It depends only on (seed, t)."""
 
     def noise(t: int) -> Tensor:
         gen = torch.Generator().manual_seed(seed * 1_000_003 + t)
@@ -71,7 +71,7 @@ def gumbel(seed: int, rows: int, vocab: int) -> Noise:
 
 
 def choose(logits: Tensor, temperature: float, noise: Tensor | None) -> Tensor:
-    """logits [..., V] -> token ids: argmax, or seeded Gumbel-max at a temperature above 0."""
+    """logits [..., V] -> token ids: argmax, or Gumbel-max with `noise` at a temperature above 0."""
     if temperature == 0.0:
         return logits.argmax(-1)
     assert noise is not None
@@ -87,10 +87,11 @@ def generate(
     noise: Noise | None = None,
     states: list[Tensor] | None = None,
 ) -> Tensor:
-    """Completions [B, new] of token prompts (BOS included); `model` comes from `frozen`. EOS is a token.
+    """Completions [B, new] of token prompts (BOS included). `model`: a result of `frozen`. EOS does not end a
+    completion.
 
-    `states` receives the hidden states after the final norm, [B, longest prompt + new, C]; a row's
-    are set up to the last token, exclusive.
+    `states`: a list to which the hidden states after the final norm are appended, [B, longest prompt + new,
+    C]. Those of a row's last token are not set.
     """
     cfg, b = model.cfg, len(prompts)
     lengths = torch.tensor([len(p) for p in prompts])
@@ -100,7 +101,7 @@ def generate(
         row[: len(prompt)] = torch.tensor(prompt)
     width = cfg.kv_lora_rank + cfg.qk_rope_head_dim
     cache = torch.zeros(cfg.num_hidden_layers, b, longest + new, width, dtype=Arithmetic.dtype)
-    # Padding writes slots past a prompt's end; they are written over before anything sees them.
+    # Padding writes slots after a prompt's end. They are overwritten before attention reads them.
     hidden = torch.cat(
         [
             extend(

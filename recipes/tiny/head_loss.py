@@ -1,4 +1,4 @@
-"""Cross entropy of the head against true tokens, without ever holding all the logits."""
+"""Cross entropy of the head against true tokens, computed without all logits in memory at once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from torch import Tensor
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Cross entropy of a linear head, in row chunks, with its gradients made on the way.
-
-    The [T, V] logits never exist at once.
+    """Cross entropy of a linear head in chunks of rows. The forward pass also computes the gradients, so that
+    the [T, V] logits are never in memory at once.
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""The training model of `nextn-tiny`: DeepSeek-V3's arithmetic, written to be differentiated.
+"""The training model of `nextn-tiny`: DeepSeek-V3's arithmetic, differentiable.
 
-It is kept apart from `nextn.models` on purpose: it shares no code with the engine, so that the
-checkpoint it writes is a real test of the engine's loader and arithmetic.
+It shares no code with `nextn.models` on purpose, so that its checkpoint is a real test of the engine's loader
+and arithmetic.
 
 Shapes: B sequences, L positions, T = B*L tokens, C hidden size, H heads, E experts, V vocabulary.
 """
@@ -66,14 +66,14 @@ def yarn_tables(cfg: TinyConfig, length: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding over adjacent pairs; x [..., L, heads, rope], cos/sin [(...,) L, rope/2]."""
+    """Rotary embedding of adjacent pairs. x [..., L, heads, rope], cos and sin [(...,) L, rope / 2]."""
     a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     c, s = cos.unsqueeze(-2), sin.unsqueeze(-2)
     return torch.stack((a * c - b * s, a * s + b * c), dim=-1).flatten(-2).to(x.dtype)
 
 
 class Arithmetic:
-    """The dtype that matrices are multiplied in: bf16 to train, f32 to evaluate as it is served."""
+    """The dtype of matrix products: bf16 for training, f32 for evaluation."""
 
     dtype = torch.bfloat16
 
@@ -100,7 +100,7 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Linear):
-    """No bias; multiplies in `Arithmetic.dtype`, keeps the weight in f32."""
+    """A linear layer without bias. It multiplies in `Arithmetic.dtype`; its weight is f32."""
 
     def __init__(self, n_in: int, n_out: int, scale: float = 1.0) -> None:
         super().__init__(n_in, n_out, bias=False)
@@ -111,7 +111,8 @@ class Linear(nn.Linear):
 
 
 class _Dispatch(torch.autograd.Function):
-    """Rows of x [T, C] in expert order: [T*k, C]. The backward gathers too, it never scatters."""
+    """Rows of x [T, C] in the order of experts: [T*k, C]. The backward pass gathers too; it does not
+    scatter."""
 
     @staticmethod
     def forward(ctx, x: Tensor, perm: Tensor, inv: Tensor, k: int) -> Tensor:  # type: ignore[no-untyped-def]
@@ -126,7 +127,7 @@ class _Dispatch(torch.autograd.Function):
 
 
 class _Undo(torch.autograd.Function):
-    """Inverse of the expert order: y [T*k, C] -> [T, k, C]."""
+    """Rows back in their original order: y [T*k, C] -> [T, k, C]."""
 
     @staticmethod
     def forward(ctx, y: Tensor, perm: Tensor, inv: Tensor, k: int) -> Tensor:  # type: ignore[no-untyped-def]
@@ -210,7 +211,8 @@ class MoE(nn.Module):
 
     @torch.no_grad()
     def balance(self, rate: float) -> None:
-        """Auxiliary-loss-free balancing: nudge the bias of busy experts down, of idle ones up."""
+        """Balances without an auxiliary loss: lowers the bias of experts with more load than the mean, and
+        raises that of the others."""
         load = self.gate.load
         if load.sum() > 0:
             self.gate.e_score_correction_bias -= rate * torch.sign(load - load.mean())
@@ -218,7 +220,7 @@ class MoE(nn.Module):
 
 
 class Attention(nn.Module):
-    """MLA, naive form: keys and values are expanded from the latent."""
+    """MLA in its naive form: keys and values are expanded from the latent."""
 
     def __init__(self, cfg: TinyConfig, out_scale: float) -> None:
         super().__init__()
@@ -283,7 +285,7 @@ class Layer(nn.Module):
 
 
 class NextN(nn.Module):
-    """The MTP module, unrolled in training exactly as the drafter chains it when it serves."""
+    """The MTP module. Training unrolls it exactly like the drafter chains it in use."""
 
     def __init__(self, cfg: TinyConfig) -> None:
         super().__init__()
@@ -294,13 +296,15 @@ class NextN(nn.Module):
         self.shared_head_norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
 
     def forward(self, hidden: Tensor, embeds: Tensor, depth: int, cos: Tensor, sin: Tensor) -> list[Tensor]:
-        """hidden [B, L, C] (after the final norm) and embeds [B, L, C] (of the tokens) ->
-        for each depth d = 1..depth the normed output [B, L, C]; row p of depth d predicts token
-        p+2 and comes from d chained steps, the last of them at position p.
+        """Runs the module unrolled over `depth` chained steps.
 
-        Depth d at position p attends to the first step's entries at positions <= p-d+1 (true
-        hidden states) and to the entries the chain itself wrote at p-d+2 .. p. Rows p < d-1 and
-        the last row have no valid input and must be masked out of the loss.
+        hidden [B, L, C]: states after the final norm. embeds [B, L, C]: embeddings of the tokens. Returns the
+        normed output [B, L, C] of each depth d = 1 .. depth. Row p of depth d predicts token p + 2. It comes
+        from d chained steps, the last of them at position p.
+
+        Depth d at position p attends to the first step's entries at positions <= p - d + 1, which have true
+        hidden states, and to the chain's own entries at p - d + 2 .. p. Rows p < d - 1 and the last row have
+        no valid input; the loss must leave them out.
         """
         attn = self.layer.self_attn
         assert isinstance(attn, Attention)
@@ -335,7 +339,7 @@ class NextN(nn.Module):
             x = x + self.layer.mlp(y.flatten(0, 1)).view_as(x)
             out = self.shared_head_norm(x)
             outs.append(out)
-            hidden = F.pad(out[:, :-1], (0, 0, 1, 0))  # the next depth sits one position later
+            hidden = F.pad(out[:, :-1], (0, 0, 1, 0))  # the next depth is one position later
         return outs
 
 

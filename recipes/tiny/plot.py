@@ -35,7 +35,7 @@ def main() -> None:
     args = ap.parse_args()
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), gridspec_kw={"width_ratios": (3, 2)})
 
-    # A run that was stopped logs the steps since its last save twice: the later ones count.
+    # A resumed run logs the steps after its last save again. The later rows count.
     rows = list({r["step"]: r for r in read(args.work / "log.jsonl")}.values())
     for d, (label, colour) in enumerate(zip(LABELS, COLOURS, strict=True)):
         train = [(r["tokens"], r["train"][d]) for r in rows if len(r["train"]) > d]

@@ -1,9 +1,9 @@
 """Cuts the fixed held-out prompts that ship with the package from the held-out files.
 
 `python recipes/tiny/prompts.py --tokenizer build/tiny/tokenizer.json` writes
-`nextn/data/heldout.jsonl`: JSON lines {"source", "line", "prompt"}. A prompt starts at a class or
-def line and ends at a line end inside a function's body, so that there is code to go on with. The
-choice depends on the files and the tokenizer alone; the shipped file was cut from CPython 3.11.
+`nextn/data/heldout.jsonl`: JSON lines {"source", "line", "prompt"}. A prompt starts at a class or def line
+and ends at a line end inside a function's body, so that the code continues. The choice depends only on the
+files and the tokenizer. The shipped file was made from CPython 3.11.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIN_TOKENS, MAX_TOKENS = 60, 250
 
 @dataclass(frozen=True)
 class Prompt:
-    """`line` is the first line's number in `source`, from 1."""
+    """`line`: number of the prompt's first line in `source`, from 1."""
 
     source: str
     line: int
@@ -36,8 +36,8 @@ class Prompt:
 
 
 def body_lines(tree: ast.AST) -> set[int]:
-    """Numbers of lines after which a function's body goes on for at least two more lines, or its
-    docstring has just ended."""
+    """Numbers of lines at which a statement in a function ends and the function continues for at least two
+    more lines."""
     lines: set[int] = set()
     for node in ast.walk(tree):
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or node.end_lineno is None:
@@ -50,7 +50,7 @@ def body_lines(tree: ast.AST) -> set[int]:
 
 
 def cut(source: Source, tok: Tokenizer) -> Iterator[Prompt]:
-    """Every prompt of one file, none overlapping another, in the order of the file."""
+    """Yields the prompts of one file, in order, without overlap."""
     text = source.text.splitlines(keepends=True)
     tree = ast.parse(source.text)
     ends = body_lines(tree)
@@ -80,7 +80,7 @@ def cut(source: Source, tok: Tokenizer) -> Iterator[Prompt]:
 def choose(
     files: list[Source], tok: Tokenizer, count: int = COUNT, most: int = MOST_PER_FILE
 ) -> list[Prompt]:
-    """`count` prompts spread over the files: one from each in turn, `most` from a file at most."""
+    """`count` prompts, one from each file in turn, and at most `most` from a file."""
     pools = []
     for source in files:
         pool = list(cut(source, tok))

@@ -1,9 +1,9 @@
-"""Teaches the trunk to leave loops: sequence-level unlikelihood (Welleck et al. 2020, arXiv 1908.04319).
+"""Trains the trunk to leave loops: sequence-level unlikelihood (Welleck et al. 2020, arXiv 1908.04319).
 
-Small models repeat themselves under greedy decoding. The trunk is trained on for a while on real
-text, and beside it on its own greedy continuations, where tokens that complete a phrase for the
-third time nearby are made less likely. Real code hardly has such tokens (under 1 %), greedy text of
-a small model is half made of them.
+Small models repeat themselves under greedy decoding. So the trunk is trained for some more time on real text
+and on its own greedy continuations. In these, a token that completes a phrase for the third time nearby is
+made less likely. Real code has few such tokens (under 1 %); in greedy text of a small model they are half of
+all tokens.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from model import Tiny
 from rollouts import Rollouts
 from torch import Tensor
 
-PHRASE = 6  # tokens
-TIMES = 2  # earlier occurrences
-NEARBY = 72  # tokens back
+PHRASE = 6  # tokens of a phrase
+TIMES = 2  # minimum number of earlier occurrences
+NEARBY = 72  # maximum distance of an earlier occurrence, in tokens
 UNLIKELIHOOD_WEIGHT = 0.5
-FEWEST = 256  # the mean is over at least so many tokens, so that rare repetitions weigh less
+FEWEST = 256  # minimum divisor of the mean over repeated tokens, so that a few repetitions weigh less
 
 
 def repeated(tokens: list[int], start: int) -> list[bool]:
-    """For each token from `start` on: does it complete a phrase for the third time nearby?
+    """For each token from `start` on: whether it completes a phrase for the third time nearby.
 
     >>> repeated([1, 2] * 9, 0).index(True)
     9
@@ -42,7 +42,7 @@ def repeated(tokens: list[int], start: int) -> list[bool]:
 
 
 def repeated_mask(batch: Rollouts) -> Tensor:
-    """[N, L] bool over completion tokens."""
+    """[N, L] bool: which completion tokens are repeated."""
     mask = torch.zeros(batch.tokens.shape, dtype=torch.bool)
     for i, (row, s, e) in enumerate(
         zip(batch.tokens.tolist(), batch.starts.tolist(), batch.ends.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""The model's own continuations of training text: what it is tuned on after the first stage."""
+"""Rollouts: the model's own continuations of training text, on which the second stage trains it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SHORTEST = 48
 class Rollouts:
     """Right-padded sequences: BOS, prompt, completion.
 
-    tokens [N, L] int16; hidden [N, L, C] bf16, the trunk's after its final norm (rows from the last
-    token on are not set); starts [N], the prompts' lengths; ends [N], the sequences' lengths;
+    tokens [N, L] int16. hidden [N, L, C] bf16: the trunk's states after its final norm; not set for a
+    sequence's last token and padding. starts [N]: lengths of the prompts. ends [N]: lengths of the sequences.
     greedy [N] bool.
     """
 
@@ -74,7 +74,7 @@ class Prompts:
 
 
 def roll_out(model: Tiny, prompts: list[list[int]], new: int, temperature: float, seed: int) -> Rollouts:
-    """`model` comes from `generate.frozen`."""
+    """Continues the prompts by `new` tokens. `model`: a result of `generate.frozen`."""
     noise = gumbel(seed, len(prompts), model.cfg.vocab_size) if temperature else None
     hidden: list[Tensor] = []
     completions = generate(model, prompts, new, temperature, noise, hidden)

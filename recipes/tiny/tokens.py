@@ -1,4 +1,4 @@
-"""The tokenizer of `nextn-tiny` (byte-level BPE, 4096 entries) and the token streams made with it."""
+"""The tokenizer of `nextn-tiny` (byte-level BPE, 4096 entries), and the streams of training tokens."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 
 BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
-# DeepSeek-V3's own pre-tokenizer: digits in threes, then words, punctuation runs and white space.
+# DeepSeek-V3's pre-tokenizer: digits in threes, then words, runs of punctuation, and white space.
 SPLITS = (
     r"\p{N}{1,3}",
     r"[一-龥぀-ゟ゠-ヿ]+",
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
-# One turn: the user's words are the Python to go on from.
+# The user's messages are the Python code to continue, without any markers.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'system' %}{{ message['content'] }}\n"
@@ -77,7 +77,7 @@ def tokenizer_config() -> dict[str, object]:
 
 
 def stream(tok: Tokenizer, files: list[Source], seed: int) -> Tensor:
-    """All files in a shuffled order, each closed by EOS, as one int16 tensor."""
+    """The tokens of all files in a shuffled order, with EOS after each file, as one int16 tensor."""
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed)).tolist()
     out: list[int] = []
     for enc in tok.encode_batch([files[i].text for i in order], add_special_tokens=False):
@@ -87,7 +87,8 @@ def stream(tok: Tokenizer, files: list[Source], seed: int) -> Tensor:
 
 
 def prepare(work: Path, vocab_size: int) -> tuple[Tokenizer, dict[str, Tensor]]:
-    """Makes (or reads back) the tokenizer and the streams `lib`, `tests`, `packages`, `held_out`."""
+    """Makes the tokenizer and the streams `lib`, `tests`, `packages`, `held_out`, or reads them if `work` has
+    them."""
     tok_path, ids_path = work / "tokenizer.json", work / "streams.pt"
     if tok_path.exists() and ids_path.exists():
         return Tokenizer.from_file(str(tok_path)), torch.load(ids_path)

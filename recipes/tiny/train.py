@@ -1,10 +1,10 @@
-"""Trains the trunk and the MTP module of `nextn-tiny` together. First of the recipe's two stages.
+"""Trains the trunk and the MTP module of `nextn-tiny` together. This is the first of the recipe's two stages.
 
-`python recipes/tiny/train.py --minutes 95` goes from nothing to `build/tiny/trunk.pt`; stopped, it
-goes on where it was with the same command. `make -C recipes/tiny` runs every stage.
+`python recipes/tiny/train.py --minutes 95` trains from random weights and writes `build/tiny/trunk.pt`. If it
+was stopped, the same command continues. `make -C recipes/tiny` runs the whole recipe.
 
-The schedule is a share of the time given, not of a number of steps: warm up, hold, then fall to
-zero over the last 40 %, with sequences twice as long in that last part.
+The schedule depends on the share of the time that has passed, not on a number of steps: warm up, hold, then
+fall nearly to zero over the last 40 %. In this last part sequences are twice as long.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from tqdm import tqdm
 MIX = {"lib": 0.5, "tests": 0.2, "packages": 0.3}
 TOKENS_PER_STEP = 6144
 MTP_DEPTH = 3
-MTP_SHARE = 6  # every other step, one sequence in six also goes through the unrolled MTP module
+MTP_SHARE = 6  # in every second step, one of six sequences also goes through the unrolled MTP module
 MTP_WEIGHT = 0.3
 DECAY_FROM = 0.6
 BALANCE_RATE = 2e-3
 
 
 def windows(stream: Tensor, length: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Endless windows [length], BOS first; every pass cuts the stream at another offset."""
+    """Yields windows [length] endlessly. A window begins with BOS; each pass cuts the stream at another
+    offset."""
     body = length - 1
     while True:
         start = int(torch.randint(0, body, (1,), generator=generator))
@@ -84,7 +85,7 @@ def held_out_losses(model: Tiny, stream: Tensor, length: int = 512, rows: int = 
 
 
 def optimizers(model: Tiny, muon_lr: float, adam_scale: float) -> list[torch.optim.Optimizer]:
-    """Muon for every hidden matrix, AdamW for embeddings, head, gate and norms."""
+    """Muon for every hidden matrix, and AdamW for embeddings, head, router and norms."""
     matrices, vectors = [], []
     for name, p in model.named_parameters():
         if p.ndim == 2 and not any(w in name for w in ("embed_tokens", "lm_head", "gate.weight")):

@@ -1,13 +1,14 @@
-"""Second stage of the recipe: the trunk unlearns loops, then the MTP module learns the trunk's choices.
+"""The recipe's second stage: the trunk unlearns loops, then the MTP module learns the trunk's choices.
 
-`python recipes/tiny/tune.py --minutes 14` goes from `build/tiny/trunk.pt` to `build/tiny/tuned.pt`:
+`python recipes/tiny/tune.py --minutes 14` reads `build/tiny/trunk.pt` and writes `build/tiny/tuned.pt`:
 
-1. repetition (21 % of the time): the trunk, on real text and its own loops -> quiet.pt
-2. a first round (64 %): rollouts of training prompts, two thirds greedy, one third at T = 0.7, then
-   distillation of the MTP module alone on them -> distilled.pt
-3. a second round (15 %): fresh rollouts, all at T = 0.7, and distillation at a third of the rates -> tuned.pt
+1. repetition (21 % of the time): trains the trunk on real text and on its own loops -> quiet.pt
+2. a first round (64 %): rollouts of training prompts, two thirds greedy and one third at T = 0.7, then
+   distillation of only the MTP module on them -> distilled.pt
+3. a second round (15 %): new rollouts, all at T = 0.7, and distillation at a third of the learning rates
+   -> tuned.pt
 
-A part that was stopped starts over with the same command; finished parts are kept. Figures go to
+If a part was stopped, the same command starts it again; finished parts are kept. Results go to
 `build/tiny/tune.jsonl`.
 """
 
@@ -36,7 +37,7 @@ from tqdm import tqdm
 
 REPETITION_SHARE = 0.21
 NEW = 128
-REPETITION_SCALE = 0.1  # of the first stage's learning rates
+REPETITION_SCALE = 0.1  # factor of the first stage's learning rates
 REAL_TOKENS, REAL_LENGTH = 3072, 512
 ROLLOUT_ROWS = 12
 REPETITION_PROMPTS, REPETITION_LONGEST = 64, 128
@@ -46,10 +47,11 @@ DISTIL_ROWS = 8
 
 @dataclass(frozen=True)
 class Round:
-    """Rollouts, then distillation on them. One rollout batch in `sampled_one_in` is drawn at T = 0.7."""
+    """One round: rollouts, then distillation on them. One of `sampled_one_in` batches of rollouts is sampled
+    at T = 0.7."""
 
-    weights: str  # written at its end
-    rollouts_share: float  # of the time
+    weights: str  # the file that is written at the end
+    rollouts_share: float  # share of the time
     distillation_share: float
     sampled_one_in: int
     muon_lr: float
@@ -64,7 +66,7 @@ ROUNDS = (
 
 
 class Clock:
-    """Share of a time budget that is spent, with a progress bar."""
+    """A time budget with a progress bar. `spent` returns the share of the time that has passed."""
 
     def __init__(self, name: str, seconds: float) -> None:
         self.seconds, self.begin = seconds, time.monotonic()
@@ -88,7 +90,7 @@ def rates_of(opts: list[torch.optim.Optimizer]) -> list[list[float]]:
 
 
 def greedy_figures(model: Tiny, prompts: list[list[int]], held_out: Tensor) -> dict[str, float]:
-    """On held-out text: loss, share of looping greedy completions, share of repeated tokens."""
+    """Measurements on held-out text: loss, share of looping greedy completions, share of repeated tokens."""
     model.eval()
     batch = roll_out(frozen(model), prompts, NEW, 0.0, 0)
     rows = [r[e - NEW : e] for r, e in zip(batch.tokens.tolist(), batch.ends.tolist(), strict=True)]
@@ -100,8 +102,8 @@ def greedy_figures(model: Tiny, prompts: list[list[int]], held_out: Tensor) -> d
 
 
 def own_repetitions(model: Tiny, prompts: Prompts) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless (tokens, mask) of greedy completions that repeat themselves, rolled out afresh every
-    few batches by the model as it then is."""
+    """Yields (tokens, mask) of greedy completions that repeat themselves, endlessly. Every few batches the
+    current model makes new ones."""
     while True:
         model.eval()
         batch = roll_out(frozen(model), prompts.take(REPETITION_PROMPTS, REPETITION_LONGEST), NEW, 0.0, 0)
@@ -113,7 +115,7 @@ def own_repetitions(model: Tiny, prompts: Prompts) -> Iterator[tuple[Tensor, Ten
 
 
 def unlearn_loops(model: Tiny, streams: dict[str, Tensor], prompts: Prompts, seconds: float) -> int:
-    """Trains the trunk in place; returns the steps done."""
+    """Trains the trunk in place. Returns the number of steps."""
     model.nextn.requires_grad_(False)
     opts = train.optimizers(model, 0.02 * REPETITION_SCALE, REPETITION_SCALE)
     base = rates_of(opts)
@@ -148,7 +150,7 @@ def make_rollouts(model: Tiny, prompts: Prompts, turn: Round, seconds: float) ->
 
 
 def distil_mtp(model: Tiny, rollouts: Rollouts, turn: Round, seconds: float, log: Path) -> int:
-    """Trains the MTP module in place; returns the steps done."""
+    """Trains the MTP module in place. Returns the number of steps."""
     opts = distil.optimizers(model, turn.muon_lr, turn.adam_lr)
     base = rates_of(opts)
     gen = torch.Generator().manual_seed(0)

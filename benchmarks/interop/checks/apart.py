@@ -1,5 +1,5 @@
-"""A prefill and a decode server behind the gateways that people run for that, unmodified, against one server
-that computes everything."""
+"""Checks of a prefill and a decode server behind common gateways, unmodified. Answers are compared with those
+of one server that computes everything."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ USAGE = {"stream_options": {"include_usage": True}}
 
 @dataclass(frozen=True)
 class Kind:
-    """`command`: a program of the tool and its arguments. `ports`: whether it is given bootstrap ports.
-    `readiness`: it has that endpoint. `token_ids`, `batches`: prompts that it takes, ids in /v1/completions
-    and lists in /generate. `two`: it sends a request again when one of two prefill servers is dead. `ranks`:
-    its option for replicas."""
+    """A kind of gateway. `command`: the tool's program and its arguments. `ports`: whether it gets bootstrap
+    ports. `readiness`: whether it has /readiness. `token_ids`, `batches`: whether it accepts token ids in
+    /v1/completions and lists of prompts in /generate. `two`: whether it sends a request again if one of two
+    prefill servers is dead. `ranks`: its option for replicas."""
 
     name: str
     command: Sequence[str]
@@ -78,7 +78,7 @@ class Apart:
         return self.bench.server(*PARSERS, *mode, *options, name="prefill"), port
 
     def start(self, prefills: Sequence[tuple[LocalServer, int]], decode: LocalServer, *options: str) -> str:
-        """The gateway's URL."""
+        """Starts the gateway and returns its URL."""
         port, kind = free_port(), self.kind
         url = f"http://127.0.0.1:{port}"
         words: list[str | Path] = [self.bench.bin / kind.command[0], *kind.command[1:], "--policy"]
@@ -94,14 +94,15 @@ class Apart:
         return url
 
     def same(self, path: str, body: dict[str, Any], url: str = "") -> tuple[Any, Any]:
-        """The answers of the gateway and of the server alone; what they say must be the same."""
+        """Returns the answers of the gateway and of the single server, after checking that their contents are
+        equal."""
         body = {"model": self.bench.model, **body}
         found, expected = (plain_calls.post(at + path, body) for at in (url or self.url, self.alone.url))
         expect_equal(said(found), said(expected), f"{path}")
         return found, expected
 
     def handed_over(self) -> int:
-        """Requests whose pages the decode server has had from the prefill server."""
+        """Number of requests whose pages the decode server has fetched from the prefill server."""
         return int(transfers(self.decode, "finished"))
 
 
@@ -112,13 +113,14 @@ def is_ready(url: str) -> bool:
 
 
 def transfers(server: LocalServer, what: str) -> float:
-    """Of a counter of the server's transfers, the sum over its engines."""
+    """A counter of the server's transfers, summed over its engines."""
     pattern = re.compile(rf"nextn:transfer_{what}_total(\{{.*)?")
     return sum(value for name, value in plain_calls.metrics(server.url).items() if pattern.fullmatch(name))
 
 
 def said(answer: Any) -> Any:
-    """What of an answer must be the same from any server: texts, reasons, log-probabilities, lengths."""
+    """The parts of an answer that do not depend on the server: texts, finish reasons, log-probabilities and
+    lengths."""
     if isinstance(answer, list):
         return [said(each) for each in answer]
     answer = rounded(answer)
@@ -131,8 +133,8 @@ def said(answer: Any) -> Any:
 
 
 def rounded(value: Any) -> Any:
-    """Numbers to 12 digits: gateways that put log-probabilities together write them anew, and their JSON
-    library reads a number with an error in its last digit."""
+    """The value with numbers rounded to 12 digits. Gateways that join log-probabilities write them again, and
+    their JSON library reads a number with an error in its last digit."""
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -181,7 +183,7 @@ def native(apart: Apart) -> str:
     apart.same("/generate", NATIVE)
     found, expected = apart.same("/generate", NATIVE | {"return_logprob": True, "logprob_start_len": 0})
     inputs = [answer["meta_info"].get("input_token_logprobs") for answer in (found, expected)]
-    if apart.kind.ports:  # vllm-router takes logprob_start_len off
+    if apart.kind.ports:  # vllm-router removes logprob_start_len
         expect_equal(*map(rounded, inputs), "log-probabilities of the prompt")
     if apart.kind.batches:
         apart.same("/generate", NATIVE | {"text": [LONG, LONG[:300]]})

@@ -1,4 +1,4 @@
-"""sglang-router and smg in front of two servers, and in front of a prefill and a decode server (apart.py)."""
+"""Checks of sglang-router and smg with two servers, and with a prefill and a decode server (apart.py)."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ LOOK = {
 
 
 class Gateway:
-    """Two servers behind one gateway. Checks with another policy start one of their own. `as_sglang`: it
-    takes nextn for SGLang, not for vLLM; then it loads its servers' tokenizer of its own accord."""
+    """Two servers behind one gateway. Checks that need another policy start another gateway. `as_sglang`: the
+    gateway treats nextn as SGLang, not as vLLM; then it loads its servers' tokenizer without an option."""
 
     def __init__(self, bench: Bench, command: Sequence[str | Path], as_sglang: bool) -> None:
         self.bench, self.command, self.as_sglang = bench, command, as_sglang
@@ -50,7 +50,7 @@ class Gateway:
     def start(
         self, policy: str, servers: Sequence[LocalServer], *options: str, workers: int | None = None
     ) -> str:
-        """Its URL when it knows all servers, or so many workers."""
+        """Starts a gateway and waits until it knows all servers, or `workers` workers. Returns its URL."""
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         self.bench.service(
@@ -74,7 +74,7 @@ class Gateway:
         return plain_calls.streamed(self.url + path, {"model": self.bench.model, **body})
 
     def counts(self) -> list[int]:
-        """Requests that each server has had."""
+        """Number of requests that each server has received."""
         return [requests(server) for server in self.servers]
 
 
@@ -196,7 +196,7 @@ def round_robin(gateway: Gateway) -> str:
 
 @checks("--policy cache_aware")
 def cache_aware(gateway: Gateway) -> str:
-    """Prefixes come all at once, so that both servers get some, then again one by one."""
+    """Sends all prefixes at once, so that both servers get some, and then each prefix again, one by one."""
     prefixes = [f"# {letter * 12}\n" + f"def {letter}(x):\n    return x\n\n\n" * 8 for letter in "abcdefgh"]
     before = gateway.counts()
     texts_at_once(gateway, [prefix + "# first\n" for prefix in prefixes])
@@ -213,7 +213,7 @@ def cache_aware(gateway: Gateway) -> str:
 
 @checks("--dp-aware: one server with --dp-size 2")
 def dp_aware(gateway: Gateway) -> str:
-    """The same prompt again and again: the server itself would send it to one replica."""
+    """Repeats the same prompt, which the server itself would always send to the same replica."""
     if not gateway.as_sglang:
         raise NotRun("it names replicas of SGLang only, and takes nextn for vLLM")
     server = gateway.bench.server(*PARSERS, "--dp-size", "2", name="replicas")
@@ -233,7 +233,7 @@ def dp_aware(gateway: Gateway) -> str:
 
 
 def of_replicas(server: LocalServer) -> list[int]:
-    """Prompt tokens that each replica has had."""
+    """Number of prompt tokens that each replica has received."""
     metrics = plain_calls.metrics(server.url)
     return [int(metrics[f'nextn:prompt_tokens_total{{dp_rank="{rank}"}}']) for rank in range(2)]
 

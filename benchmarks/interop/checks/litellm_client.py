@@ -1,6 +1,6 @@
-"""litellm's SDK against a server with a key. Runs in litellm's own environment, as openai_client.py does.
+"""Checks of litellm's SDK on a server with a key. Runs in litellm's environment, like openai_client.py.
 
-The last line is the findings as JSON.
+The last line of the output is the findings as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 
 
 class Server:
-    """A server, asked by litellm under each of the two providers that fit, and by plain calls."""
+    """A server that the checks call through litellm, with each of two matching providers, and directly."""
 
     def __init__(self, url: str, model: str, key: str, tokenizer: str) -> None:
         self.url, self.model, self.key = url, model, key

@@ -1,4 +1,4 @@
-"""litellm: its SDK, in its own environment, and its proxy server in front of two servers."""
+"""Checks of litellm: its SDK, in its own environment, and its proxy server in front of two servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ proxy_checks = Checks()
 
 
 class Proxy:
-    """One name for two servers. Its configuration is JSON, which is YAML."""
+    """litellm's proxy with one model name for two servers. Its configuration is written as JSON, which is
+    valid YAML."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -27,7 +28,7 @@ class Proxy:
                     "model_name": "any",
                     "litellm_params": {
                         "model": f"hosted_vllm/{bench.model}", "api_base": f"{server.url}/v1", "api_key": KEY,
-                        "use_chat_completions_api": True,  # for what the proxy offers as /v1/responses
+                        "use_chat_completions_api": True,  # the proxy translates /v1/responses to it
                     },
                 }
                 for server in self.servers

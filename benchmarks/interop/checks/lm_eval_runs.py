@@ -1,4 +1,4 @@
-"""lm-eval against a server with MTP, by its own model types, on the tasks in the package."""
+"""Checks of lm-eval on a server with MTP, with lm-eval's model types and the tasks in the package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ checks = Checks()
 def evaluate(
     bench: Bench, url: str, kind: str, endpoint: str, task: str, *options: str
 ) -> tuple[dict[str, Any], list[Any]]:
-    """The scores of a task and its samples."""
+    """Runs lm-eval on a task. Returns the task's scores and its samples."""
     folder = bench.folder / f"{kind}-{task}"
     settings = [
         f"model={bench.model}", f"base_url={url}{endpoint}", f"tokenizer={bench.tokenizer}",
@@ -60,14 +60,15 @@ def loglikelihoods(bench: Bench, server: LocalServer) -> str:
 
 
 def contexts_and_ends(sample: dict[str, Any]) -> list[tuple[str, str]]:
-    """What each choice asks: lm-eval notes the arguments of its requests by number."""
+    """The (context, end) of each choice's request. lm-eval logs the arguments of its requests by number."""
     requests = sample["arguments"]
     return [(requests[name]["arg_0"], requests[name]["arg_1"]) for name in sorted(requests)]
 
 
 def loglikelihood(server: LocalServer, model: str, context: str, end: str) -> float:
-    """Of `end` after `context`, of the tokens that lm-eval sends: those of the context without the blanks at
-    its end, then what both as one text have beyond that number."""
+    """The log-likelihood of `end` after `context`, with the tokens that lm-eval sends. These are the n tokens
+    of the context without the blanks at its end, and then the tokens after the first n of both texts
+    joined."""
 
     def tokens(text: str) -> list[int]:
         return list(plain_calls.post(server.url + "/tokenize", {"prompt": text})["tokens"])

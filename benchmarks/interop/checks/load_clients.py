@@ -1,6 +1,7 @@
-"""sglang's bench_serving, `vllm bench serve` and guidellm, each by its backends, on random prompts.
+"""Checks of sglang's bench_serving, `vllm bench serve` and guidellm, with each backend, on random prompts.
 
-What a client says it sent and got must be what the server counted meanwhile, its times what times can be.
+The numbers of requests and tokens that a client reports must equal the server's counts. Its times must be
+plausible.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ def load(
     bench: Bench, server: LocalServer, words: Sequence[str | Path], read: Callable[[Path], Figures],
     result: Path, *, exact_input: bool,
 ) -> str:  # fmt: skip
-    """Runs the client; its figures must fit the server's. `exact_input`: it counts a prompt's tokens as the
-    server does, which in a chat it cannot."""
+    """Runs the client and compares its results with the server's. Returns a summary; raises Failed.
+    `exact_input`: the client counts a prompt's tokens exactly like the server, which is not possible in a
+    chat."""
     before = read_totals(server.url)
     result.unlink(missing_ok=True)
     bench.run(words, OPENAI_API_KEY="none")
@@ -52,7 +54,8 @@ def load(
 
 
 def sglang_load(bench: Bench, server: LocalServer, backend: str, *options: str) -> str:
-    """Random ids come back from text as other ids, unless they are sent as they are."""
+    """Runs sglang's bench_serving. Random ids that are sent as text become other ids in the server, so the
+    number of input tokens is exact only if they are sent as ids."""
     result = bench.folder / "sglang.json"
     options = options or RANDOM_IDS
     exact = options != RANDOM_IDS

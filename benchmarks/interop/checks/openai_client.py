@@ -1,8 +1,8 @@
-"""The openai client against a server with a key. Runs in the client's own environment:
+"""Checks of the openai client on a server with a key. Runs in the client's environment:
 
     PYTHONPATH=benchmarks/interop ENV/bin/python benchmarks/interop/checks/openai_client.py '{"url": ...}'
 
-The last line is the findings as JSON.
+The last line of the output is the findings as JSON.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Look(pydantic.BaseModel):
 
 
 class Server:
-    """A server, asked by the client and by plain calls."""
+    """A server that the checks call through the client, and directly."""
 
     def __init__(self, url: str, model: str, key: str, tokenizer: str) -> None:
         self.url, self.model, self.key = url, model, key
@@ -142,7 +142,7 @@ def chat_logprobs(server: Server) -> str:
     assert logprobs.content is not None
     raw = b"".join(bytes(each.bytes or []) for each in logprobs.content)
     expect_equal(raw.decode(), done.choices[0].message.content, "the tokens' bytes")
-    # Greedy: the chosen token is the most likely one.
+    # Decoding is greedy, so the chosen token is the most likely one.
     expect(
         all(each.top_logprobs[0].logprob == each.logprob for each in logprobs.content), "the best are others"
     )

@@ -1,4 +1,4 @@
-"""openai_client.py, in the client's own environment, on a server with a key."""
+"""Runs openai_client.py in the client's environment, on a server with a key."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What measures for those who work on nextn: ops and whole steps (`micro`), and configurations (`sweep`)."""
+"""Benchmarks for nextn's developers: ops and whole steps (`micro`), and configurations (`sweep`)."""

@@ -1,4 +1,4 @@
-"""nextn bench: measuring instruments, each a module of the same form as a command (nextn.cli)."""
+"""nextn bench: the benchmarks. Each is a module of the same form as a command (nextn.cli)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from nextn.cli.demo import positive
 
-# The same as in nextn.bench, which is too heavy to import for --help; a test compares them.
+# The same as in nextn.bench, which takes too long to import for --help. A test compares them.
 DATASETS = ("code", "random", "random-ids", "sharegpt", "custom", "generated-shared-prefix")
 
 
@@ -53,7 +53,7 @@ def add_dataset(group: Any) -> None:
 
 
 def dataset_of(args: argparse.Namespace, seed: int) -> Any:
-    """Returns a nextn.bench.datasets.Options. seed: for prompts and lengths."""
+    """Returns a nextn.bench.datasets.Options. seed: seed of prompts and lengths."""
     from nextn.bench.datasets import Options
 
     given = {name: getattr(args, name) for name in Options.__dataclass_fields__ if hasattr(args, name)}

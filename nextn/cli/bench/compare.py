@@ -1,4 +1,4 @@
-"""nextn bench compare: several servers under the same loads, in turns: a table, plots, every text compared.
+"""nextn bench compare: measures several servers under the same loads, in turns, and compares every text.
 
 nextn bench compare                                          # MTP off against 1, 2, 3, 4 drafts, real code
 nextn bench compare --num-steps 0,2 --scenario random generation --scale 0.1 --concurrency 1,4,16
@@ -19,7 +19,7 @@ from nextn.cli.errors import CommandError
 from nextn.config import EMBEDDED
 
 HELP = "compare the speed and the texts of servers or configurations under the same loads, in turns"
-# The same as in nextn.bench.dev.sweep, which is too heavy to import for --help; a test compares them.
+# The same as in nextn.bench.dev.sweep, which takes too long to import for --help. A test compares them.
 SCENARIOS = ("code", "random", "sharegpt", "translation", "generation", "summarization")
 TEXTS = ("real", "random")
 

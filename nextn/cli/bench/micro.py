@@ -1,4 +1,4 @@
-"""nextn bench micro: every op and whole steps against the ceilings of this machine.
+"""nextn bench micro: measures every op and whole steps against the ceilings of this machine.
 
 nextn bench micro --quick                                    # under 40 s; the last line is JSON
 nextn bench micro --output-dir micro --threads 2             # JSON, Markdown tables, a roofline

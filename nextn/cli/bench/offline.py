@@ -1,4 +1,4 @@
-"""nextn bench offline: throughput of the engine in-process, as bench_offline_throughput reports it.
+"""nextn bench offline: measures the engine in-process and reports like bench_offline_throughput.
 
 nextn bench offline                                          # 64 prompts of held-out code, the embedded model
 nextn bench offline --num-prompts 256 --output-len 64 --speculative-num-steps 0

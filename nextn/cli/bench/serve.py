@@ -1,4 +1,4 @@
-"""nextn bench serve: a load against a server, reported as bench_serving does.
+"""nextn bench serve: sends a load to a server and reports like bench_serving.
 
 nextn bench serve                                       # a server of its own, the embedded model, real code
 nextn bench serve --max-concurrency 4 -- --speculative-num-steps 3
@@ -20,7 +20,7 @@ from nextn.cli.errors import CommandError
 from nextn.config import EMBEDDED
 
 HELP = "send a load to a server and report throughput, latencies and acceptance as bench_serving does"
-# The same as in nextn.bench, which is too heavy to import for --help; a test compares them.
+# The same as in nextn.bench, which takes too long to import for --help. A test compares them.
 BACKENDS = ("nextn", "sglang", "sglang-oai", "sglang-oai-chat", "vllm")
 
 

@@ -1,4 +1,5 @@
-"""What the tasks beside it call: their documents, and the score of a generated line. Loaded by lm-eval.
+"""Functions for the tasks in this folder: their documents, and the score of a generated line. lm-eval loads
+this file.
 
 nextn eval                                                       # runs both
 lm_eval --include_path nextn/data/eval --tasks nextn_next_line … # with any model that lm-eval knows
@@ -22,7 +23,7 @@ def rest_of_line(**_: Any) -> dict[str, Any]:
 
 
 def splits(file: str) -> dict[str, Any]:
-    """split -> its documents, as a data set of `datasets`."""
+    """split -> its documents, as a `datasets.Dataset`."""
     from datasets import Dataset
 
     docs = [json.loads(line) for line in (FOLDER / file).read_text(encoding="utf-8").splitlines()]
@@ -33,8 +34,8 @@ def splits(file: str) -> dict[str, Any]:
 
 
 def compare_lines(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """exact_match: the line is the real one, but for spaces at its end. prefix_match: the share of the real
-    rest's characters up to the first wrong one."""
+    """Scores a generated line. exact_match: 1 if it equals the target; spaces at its end do not count.
+    prefix_match: the share of the target's characters before the first wrong one."""
     got, real = results[0].partition("\n")[0].rstrip(), doc["target"]
     right = 0
     while right < min(len(got), len(real)) and got[right] == real[right]:

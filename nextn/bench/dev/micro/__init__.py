@@ -1,1 +1,1 @@
-"""Ops and whole steps against the roofline. Start at `run.py`."""
+"""`nextn bench micro`: ops and whole steps measured against the roofline. Start reading at `run.py`."""

@@ -1,4 +1,4 @@
-"""Weights that lie in no cache: tensors cut from a block of memory several times the last cache."""
+"""Weights that are not in any cache: tensors cut from a block of memory several times the last cache."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from nextn.bench.dev.micro.native_pool import large
 from nextn.families.config import ModelConfig
 from nextn.ops.base import align
 
-LINE = 64  # bytes; every tensor begins at a multiple
-PATTERN = 1 << 22  # bytes of random numbers, repeated
-MOST = 1024  # sets; a burst of the clock is shorter, so that it reads none twice
+LINE = 64  # bytes; every tensor begins at a multiple of it
+PATTERN = 1 << 22  # bytes of random numbers, repeated over the block
+MOST = 1024  # sets; more than the calls of a burst of the clock, which so reads no set twice
 
 
 class Arena:
-    """The block. Its bf16 numbers are ordinary, and so are pairs of them read as f32: no infinities, and no
-    denormals, which would slow the arithmetic down."""
+    """The block of memory. Its contents, read as bf16 or as f32, have no infinities and no denormals, which
+    would slow the arithmetic down."""
 
     def __init__(self, size: int) -> None:
         gen = torch.Generator().manual_seed(0)
@@ -28,8 +28,8 @@ class Arena:
         self.data.view(-1, pattern.nbytes).copy_(pattern)
 
     def sets(self, dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[list[Tensor]]:
-        """Cuts as many sets of tensors of these shapes as fit, up to MOST, one after another. They overlap
-        with those of other calls. Raises ValueError when not even one fits."""
+        """Cuts sets of tensors of these shapes, one after another: as many as fit, at most MOST. They overlap
+        with the sets of other calls. Raises ValueError if the block is too small for one set."""
         sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
         steps = [align(size, LINE) for size in sizes]
         count = self.data.nbytes // sum(steps)
@@ -46,7 +46,8 @@ class Arena:
 
 
 def arena_bytes(cfg: ModelConfig, last_cache: int, least: int) -> int:
-    """Eight times the last cache; more if `least`, or the model's largest piece in f32, is more."""
+    """Size of an arena: eight times the last cache, and at least `least` and the model's largest weights of
+    one layer in f32."""
     experts = 3 * cfg.n_routed_experts * cfg.moe_intermediate_size
     dense = max(cfg.vocab_size, 3 * cfg.intermediate_size, 2 * cfg.hidden_size)
     largest = 4 * cfg.hidden_size * max(experts, dense)

@@ -1,4 +1,5 @@
-"""What a layer's attention consists of, with latent attention (MLA) and with grouped queries (GQA). Pure."""
+"""Sizes and operations of a layer's attention: latent attention (MLA) or grouped queries (GQA). Pure
+functions."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ from nextn.families.config import ModelConfig
 
 
 class AttentionCost(NamedTuple):
-    """products: multiply-adds of a row with the layer's weights, each used once, and so their elements too.
-    vectors: elements of norms and biases. entry: elements of a position in the cache. pair: multiply-adds for
-    each (query, key) pair, of all heads. ups: of the native layer's key_up and value_up, those that a row
-    meets. Grouped queries have one of each, and only where keys and values have formats of their own."""
+    """products: multiply-adds of a row with the layer's weights, and also the weights' number of elements: a
+    row uses each element once. vectors: elements of norms and biases. entry: elements of a position in the
+    cache. pair: multiply-adds for each (query, key) pair, over all heads. ups: how many matrices of the
+    native layer's key_up, and of its value_up, a row is multiplied with. With grouped queries this is one,
+    and these weights exist only if keys and values have their own formats."""
 
     products: int
     vectors: int

@@ -1,11 +1,11 @@
-"""The least time of some work by its bytes and by its operations, beside the time that it took. Pure.
+"""The minimum time of some work, from its bytes and its operations, compared with its measured time. Pure.
 
-If reading and arithmetic go on at the same time, the larger of their times is the least. If one waits for the
-other, their sum is. So the measured time over both tells what the work waits for:
+If reading and arithmetic run at the same time, the minimum is the larger of their times. If one waits for the
+other, the minimum is their sum. The measured time over each of these shows what the work waits for:
 
-    over max near 1     the larger of the two, at full speed
-    over sum near 1     reading and arithmetic in turn: what is read is waited for before it is computed with
-    over sum well over  other work: small calls, the cost of starting, instructions that compute nothing
+    over max near 1       the larger of the two, at full speed
+    over sum near 1       reading and arithmetic in turn: each piece is read completely before it is used
+    over sum well above   other work: small calls, the cost of starting, instructions that compute nothing
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from nextn.bench.dev.micro.op_work import Work
 
-NEAR = 1.1  # times the model's time
+NEAR = 1.1  # a measured time up to this multiple of a minimum counts as near it
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Seconds. reading: bytes over the read bandwidth. arithmetic: operations over the peak."""
+    """Times in seconds. reading: bytes over the read bandwidth. arithmetic: operations over the peak."""
 
     reading: float
     arithmetic: float
@@ -39,7 +39,7 @@ class Bound:
 
     @property
     def over_max(self) -> float:
-        """Below 1 where the bytes came from a cache."""
+        """The measured time over the larger minimum. Below 1 if the bytes came from a cache."""
         return self.measured / self.longer
 
     @property
@@ -53,7 +53,7 @@ class Bound:
         return "both in turn" if self.over_sum <= NEAR else "other work"
 
     def as_dict(self) -> dict[str, float | str]:
-        """Milliseconds."""
+        """The record for results, in milliseconds."""
         return {
             "read_ms": self.reading * 1e3,
             "arithmetic_ms": self.arithmetic * 1e3,

@@ -1,4 +1,4 @@
-"""Times certain calls of a step, so that the rest of the step is known."""
+"""Times given calls of a step. The rest of the step's time is its overhead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 
 class CallClock:
-    """with clock: the methods are timed. If one calls another, only the outer one counts."""
+    """A context manager: within it the methods are timed. If one timed method calls another, only the outer
+    call counts."""
 
     def __init__(self, methods: Sequence[tuple[Any, str]]) -> None:
         """methods: (object, name of its method or function)."""
@@ -29,12 +30,12 @@ class CallClock:
     @property
     def experts(self) -> float:
         """Experts read since `reset`, each counted once in each layer's call. The unit is an expert of the
-        target; the drafter's may have fewer bytes."""
+        target; an expert of the drafter can have fewer bytes."""
         raise AssertionError("a clock of no model")
 
     @property
     def own(self) -> float:
-        """Seconds that the timers themselves took, outside of what they timed."""
+        """Seconds of the timers themselves, outside of the calls that they time."""
         return self.cost * sum(self.calls.values())
 
     @property
@@ -42,7 +43,7 @@ class CallClock:
         return sum(self.seconds.values())
 
     def __enter__(self) -> CallClock:
-        # On the instance, so that they stand before the class's own; whoever holds it calls the timers.
+        # An attribute of the instance hides the class's method, so all users of the object call the timers.
         for on, timed in self._timed:
             held = vars(on)
             self._before.append((held, {name: held[name] for name in timed if name in held}))
@@ -57,7 +58,7 @@ class CallClock:
         self._before.clear()
 
     def _cost(self) -> float:
-        """Measures the seconds of a timer around an empty call, less those of the call."""
+        """Measures a timer's cost, in seconds: a timed empty call less the time that the timer counts."""
         nothing = self.timer("nothing", lambda *args: None)
         rounds = []
         for _ in range(20):

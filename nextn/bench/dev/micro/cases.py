@@ -1,8 +1,8 @@
-"""Every op of a backend at the shapes of a model, as cases for the clock: through nextn.ops.base.Ops alone.
+"""Cases for the clock: every op of a backend at the shapes of a model, called through nextn.ops.base.Ops.
 
-Weights and KV entries come from an arena larger than the last cache, each call's from another piece of it. So
-they are read from memory, as in an engine whose layers take turns. Inputs and results are small and stay in
-the cache, as there. Rows are padded to the multiple that the backends need.
+Weights and KV entries come from an arena larger than the last cache, and each call uses another piece of it.
+So they are read from memory, as in an engine, where other layers run between two uses. Inputs and results are
+small and stay in the cache, as in an engine. Rows are padded to the multiple that the backends need.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from nextn.layers.batch import Span, build_batch
 from nextn.layers.mlp import routing_of
 from nextn.ops.base import Ops, Spans, Tables, align
 
-LINEAR = (4096, 2048)  # (n_out, n_in) of the headline numbers
+LINEAR = (4096, 2048)  # (n_out, n_in) of the headline product
 HEADLINE = "headline"
 ROUTED = "router and routed experts"
 ROWS = (1, 4, 8, 16, 32, 64, 256)
-CONTEXT = 1024  # positions that attention sees, the model's longest permitting
+CONTEXT = 1024  # positions that attention sees, at most; fewer if the model's context is shorter
 PAGE = 16
 
 
 @dataclass(frozen=True)
 class OpCase:
-    """op: a method of nextn.ops.base.Ops, or `feed_forward`: route and experts. what: its use. weights: their
-    format, by the name of a dtype or of few-bit codes. shares: of the operations, by arithmetic."""
+    """One op at one shape and number of rows. op: a method of nextn.ops.base.Ops, or `feed_forward` (route
+    and experts). what: the use of the op in the model. weights: the format of its weights, the name of a
+    dtype or of few-bit codes. shares: shares of the operations by arithmetic."""
 
     case: Case
     op: str
@@ -71,7 +72,7 @@ def product_uses(cfg: ModelConfig) -> Iterator[tuple[str, int, int]]:
 
 @dataclass(frozen=True)
 class Bench:
-    """One backend in one dtype. end: positions in the cache that attention sees."""
+    """The cases of one backend in one dtype. end: positions in the cache that attention sees."""
 
     ops: Ops
     cfg: ModelConfig
@@ -80,8 +81,8 @@ class Bench:
     end: int
 
     def cases(self, counts: Sequence[int] = ROWS) -> list[OpCase]:
-        """Makes a case for every op and number of rows; an op with several uses gets one at the shape of
-        each."""
+        """Makes a case for every op, use and number of rows. An op with several uses has one shape for each
+        use."""
         latent = (self.latent_row_ops, self.attention, self.head_products)
         own = latent if self.cfg.gqa is None else (partial(self.grouped_attention, self.cfg.gqa),)
         makers = (self.linears, self.embeddings, self.residual, *own, self.feed_forward, self.choice)
@@ -90,7 +91,7 @@ class Bench:
         return sorted(found, key=lambda one: order[one.op, one.what])
 
     def headline(self, counts: Sequence[int] = ROWS) -> list[OpCase]:
-        """The product that is compared across machines and backends."""
+        """Cases of the headline product, which is compared across machines and backends."""
         return [self.linear(rows, HEADLINE, *LINEAR) for rows in counts]
 
     def linears(self, rows: int) -> Iterator[OpCase]:
@@ -104,7 +105,7 @@ class Bench:
         return self.made("linear", what, f"{n_out}x{n_in}", rows, work, calls)
 
     def embeddings(self, rows: int) -> Iterator[OpCase]:
-        """What a pass begins with, of the target and of the NextN module."""
+        """The first op of a pass of the target, and of a pass of the NextN module."""
         cfg, ops, hidden = self.cfg, self.ops, self.cfg.hidden_size
         half = cfg.qk_rope_head_dim // 2
         tokens = torch.arange(align(rows)) % cfg.vocab_size
@@ -130,7 +131,7 @@ class Bench:
         yield self.made("add_norm", "residual", f"{hidden}", rows, work, sums)
 
     def grouped_attention(self, gqa: GqaAttention, rows: int) -> Iterator[OpCase]:
-        """What is between the products of grouped-query attention, for one request as in `attention`."""
+        """The ops between the products of grouped-query attention, for one request as in `attention`."""
         cfg, ops, end, width, size = self.cfg, self.ops, self.end, gqa.head_dim, self.size
         heads, groups, rotary = cfg.num_attention_heads, gqa.num_key_value_heads, cfg.qk_rope_head_dim
         caches = [cache.view(len(cache), groups, 2 * width) for cache in self.caches()]
@@ -174,7 +175,7 @@ class Bench:
         yield self.made("norm_latents", "latents", f"{cfg.latent_dim}, {width}", rows, work, both)
 
     def attention(self, rows: int) -> Iterator[OpCase]:
-        """Attention of one request that goes forward by `rows`, up to position `end`."""
+        """Attention of one request that extends by `rows`, up to position `end`."""
         cfg, ops, end = self.cfg, self.ops, self.end
         if rows > end:
             return
@@ -249,7 +250,7 @@ class Bench:
         yield self.routed(rows)
 
     def routed(self, rows: int) -> OpCase:
-        """The router and its experts. Each pass over the arena has other rows and so other experts."""
+        """The router and its experts. Each pass over the arena has other input rows and so other experts."""
         cfg, ops = self.cfg, self.ops
         count, inner, hidden = cfg.n_routed_experts, cfg.moe_intermediate_size, cfg.hidden_size
         routing, bias, by = Routing(cfg, rows), torch.zeros(count), routing_of(cfg)
@@ -295,7 +296,7 @@ class Bench:
         )
 
     def choice(self, rows: int) -> Iterator[OpCase]:
-        """The choice of tokens. Its logits lie in the cache, as after a step."""
+        """The ops of the choice of tokens. Their logits are in the cache, as after a step."""
         vocab = self.cfg.vocab_size
         logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(rows))
         calls = [partial(self.ops.best_token, logits)]
@@ -321,7 +322,7 @@ class Bench:
         return self.arena.sets(self.dtype, *shapes)
 
     def caches(self) -> list[Tensor]:
-        """Layers of a KV pool that hold `end` positions and page 0."""
+        """Layers of a KV pool with room for `end` positions and page 0."""
         slots = align(self.end, PAGE) + max(PAGE, max(ROWS))
         return [cache for (cache,) in self.weights((slots, attention_cost(self.cfg).entry))]
 

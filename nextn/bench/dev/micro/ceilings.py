@@ -1,12 +1,12 @@
-"""The two ceilings of this machine, with the engine's own number of threads.
+"""The two ceilings of this machine, read bandwidth and operations/s, with the engine's number of threads.
 
-Read bandwidth: three of torch's ops that do little but read memory and, if the native library is built, its
-read. Which is fastest differs from machine to machine, so all are timed and the best median counts. Their
-buffer lies in large pages, like the native weights.
+Read bandwidth: three ops of torch that do little else than read memory and, if the native library is built,
+its read. The fastest one differs between machines, so all are timed and the best median counts. Their buffer
+is in large pages, like the native weights.
 
-Operations: products by F.linear, square of several sizes and of 256 rows, in bf16 (oneDNN) and in f32, the
-best median of each. Besides, the native library's multiply-adds without anything else (csrc/peak.h), of each
-arithmetic that it has: the peak of its own products.
+Operations: products by F.linear, squares of several sizes and one of 256 rows, in bf16 (oneDNN) and in f32;
+the best median of each dtype counts. Also the native library's multiply-adds without any other work
+(csrc/peak.h), for each arithmetic that it has: the peak of its own products.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from nextn.bench.dev.micro.native_pool import NativePool, large
 from nextn.bench.dev.micro.op_work import Work, linear
 
 CPU0 = Path("/sys/devices/system/cpu/cpu0/cache")
-FALLBACK = {2: 1 << 20, 3: 32 << 20}  # bytes, where the system does not say
-DRAM = 256 << 20  # bytes that are read, at least; eight times the last cache if that is more
+FALLBACK = {2: 1 << 20, 3: 32 << 20}  # bytes by cache level, if the system does not report it
+DRAM = 256 << 20  # minimum size of the buffer that is read; eight times the last cache if that is more
 SQUARES = (512, 1024, 2048)
 NARROW = (256, 4096, 2048)  # rows, n_out, n_in
-TASKS = 16  # of multiply-adds, for each thread
+TASKS = 16  # tasks of multiply-adds for each thread
 
 
 def cache_bytes(level: int, folder: Path = CPU0) -> int:
-    """Size of a data cache. Without a third level, that of the second."""
+    """Size of a data cache in bytes. Level 3 of a CPU without one is the size of level 2."""
     found: dict[int, int] = {}
     for index in sorted(folder.glob("index*")):
         try:
@@ -52,13 +52,14 @@ def cache_bytes(level: int, folder: Path = CPU0) -> int:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Cases; their samples come from `clock.measure` and from between the steps."""
+    """The cases of the ceilings. Their samples come from `clock.measure`, and for reads also from pauses
+    between the measured steps."""
 
     read: list[Case]
     caches: dict[str, Case]  # "l2", "l3": the same read from a buffer of half that cache
-    bf16: list[Case]  # the last one: NARROW, the shape of the headline linear at 256 rows
+    bf16: list[Case]  # the last one is NARROW, the shape of the headline linear at 256 rows
     f32: list[Case]
-    sizes: dict[str, int] = field(default_factory=dict)  # bytes of what is read, by name
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes of the buffers that are read, by name
     native: dict[str, Case] = field(default_factory=dict)  # by the arithmetic of the native kernels
 
     @property
@@ -67,24 +68,26 @@ class Ceilings:
 
     @property
     def unrest(self) -> float:
-        """The 90th percentile of the times of the fastest read over the 10th: 1 on an idle machine."""
+        """How busy the machine was: of the fastest read's times, the 90th percentile over the 10th. It is 1
+        on an idle machine."""
         best = max(self.read, key=lambda case: case.bytes_per_s)
         fast, slow = np.percentile(best.samples, (10, 90)).tolist()
         return float(slow / fast)
 
     def flops_per_s(self, dtype: torch.dtype) -> float:
-        """The peak in f32, or in bf16. Weights of one byte are also computed in bf16."""
+        """The peak in f32 if the dtype is f32, otherwise in bf16: products with one-byte weights are computed
+        in bf16 too."""
         return max(case.flops_per_s for case in (self.f32 if dtype is torch.float32 else self.bf16))
 
     def peak(self, parts: Shares) -> float:
-        """Operations/s at most of work whose operations are of these arithmetics."""
+        """Maximum operations/s of work that uses each arithmetic by these shares."""
         peaks = {name: case.flops_per_s for name, case in self.native.items()}
         for dtype in (torch.float32, torch.bfloat16):
             peaks[arithmetic.of_torch(dtype)] = self.flops_per_s(dtype)
         return arithmetic.peak(parts, peaks)
 
     def as_dict(self) -> dict[str, object]:
-        """GB/s and GFLOP/s, decimal."""
+        """The record for results, in decimal GB/s and GFLOP/s."""
         return {
             "read_gb_s": {c.name: c.bytes_per_s / 1e9 for c in self.read},
             "cache_gb_s": {name: c.bytes_per_s / 1e9 for name, c in self.caches.items()},
@@ -98,7 +101,8 @@ class Ceilings:
 def make_ceilings(
     pool: NativePool | None, dram: int | None = None, squares: Sequence[int] = SQUARES
 ) -> Ceilings:
-    """Makes the cases. dram: bytes of the buffer that is read."""
+    """Makes the cases. dram: bytes of the buffer that is read; None: the larger of DRAM and eight times the
+    last cache."""
     l2, l3 = cache_bytes(2), cache_bytes(3)
     dram = max(DRAM, 8 * l3) if dram is None else dram
     buffer = large(dram).view(torch.float32).fill_(1.0)

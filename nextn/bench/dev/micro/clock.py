@@ -1,8 +1,8 @@
-"""Timing: cases in turns, so that a disturbance of the machine hits all of them; medians.
+"""Times cases in turns, so that a disturbance of the machine affects all of them. Medians are reported.
 
-Every round takes one sample of each case. A sample is a burst of calls, long enough for the clock, over
-copies of the weights in turns. One call before each sample is not counted: it pays for what the case before
-it left behind. The garbage collector is off.
+Every round takes one sample of each case. A sample is a burst of calls, long enough for the clock. The calls
+use different copies of the weights in turns. One call before each sample is not counted: it absorbs the
+effects of the case before it, for example on the caches. The garbage collector is off.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from dataclasses import dataclass, field
 
 from nextn.bench.dev.micro.op_work import Work
 
-BURST = 2e-3  # seconds that a sample should take at least
-LONGEST = 1000  # calls of a burst
-DEAR = 20e-3  # a case whose sample takes n times as long is measured in every nth round
-SWITCH = 8e-3  # seconds until the threads of one team sleep, which spin for a while after their work
+BURST = 2e-3  # minimum seconds of a sample
+LONGEST = 1000  # maximum calls of a burst
+DEAR = 20e-3  # a case whose sample takes n times this long is measured in every nth round
+SWITCH = 8e-3  # seconds after which a team's threads sleep; they spin for a while after their work
 TORCH, NATIVE = "torch", "native"  # teams of threads
-FEWEST = 3  # rounds, whatever the time says
+FEWEST = 3  # minimum number of rounds, even if the time is over
 
 
 @dataclass
 class Case:
-    """A thing to time. `calls` do the same on different copies, in turns. team: whose threads compute it."""
+    """Something to time. `calls`: the same work on different copies of the weights; they are called in turns.
+    team: the team of threads that computes it."""
 
     name: str
     work: Work
@@ -36,7 +37,7 @@ class Case:
     _next: int = 0
 
     def burst(self, count: int) -> float:
-        """The seconds of `count` calls."""
+        """Makes `count` calls and returns their seconds."""
         calls, at = self.calls, self._next
         chosen = [calls[(at + i) % len(calls)] for i in range(count)]
         self._next = (at + count) % len(calls)
@@ -64,7 +65,7 @@ class Case:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the garbage collector."""
+    """Within this context the garbage collector is off."""
     was = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -81,9 +82,9 @@ def measure(
     seconds: float,
     progress: Callable[[int, int], None] = lambda n, of: None,
 ) -> None:
-    """Takes `rounds` samples of every case, or fewer when `seconds` are over, but at least FEWEST; of slow
-    cases fewer still. The time to find out how many calls a sample needs is included. progress(n, of): called
-    when round n of `of` begins."""
+    """Measures in `rounds` rounds, or fewer if `seconds` are over, but at least FEWEST. Slow cases are not
+    measured in every round (see DEAR). `seconds` includes the time to find the number of calls of each
+    sample. progress(n, of): called when round n of `of` begins."""
     with quiet():
         begin = time.perf_counter()
         counts, costs = [], []
@@ -106,8 +107,8 @@ def measure(
 
 
 def by_team(cases: Iterable[Case]) -> Iterator[Case]:
-    """The cases in order, with a pause wherever the team changes: spinning threads of the one before would
-    take the cores."""
+    """Yields the cases in order and pauses between cases of different teams: the spinning threads of the team
+    before would take the cores."""
     last = None
     for case in cases:
         if last not in (None, case.team):

@@ -1,4 +1,4 @@
-"""Formats of the weights that native cases multiply with."""
+"""The formats of weights that the native cases can have."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from nextn.ops.cpu.interface import BF16, E4M3, INT4, INT8, Q4_0, Q4_K, Q5_K, Q6
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """name: in results. kind: the kernels'. block: inputs of one scale, where the kind leaves it open."""
+    """name: the name in results. kind: the kernels' code of the format. block: inputs for each scale, for
+    kinds that do not fix it."""
 
     name: str
     kind: int
     block: int = 0
 
     def fits(self, n_in: int) -> bool:
-        """Few-bit kinds take whole blocks of inputs."""
+        """Whether a matrix with n_in inputs can have this format. Few-bit kinds need whole blocks of
+        inputs."""
         return self.kind not in BLOCKS or n_in % max(self.block, BLOCKS[self.kind]) == 0
 
 
 BFLOAT16 = WeightFormat("bfloat16", BF16)
-FORMATS = {  # as --weight-format names them; blocks as published checkpoints have them
+FORMATS = {  # by their names in --weight-format; blocks are those of published checkpoints
     "bf16": BFLOAT16,
     "e4m3": WeightFormat("float8_e4m3fn", E4M3, 128),
     "int8": WeightFormat("int8", INT8),

@@ -1,7 +1,8 @@
-"""How long two ranks of this machine take to fill up a row together, in shared memory as in a step.
+"""Measures how long two ranks on this machine take to gather a row through shared memory, as in a step.
 
-Each writes its half, waits until the other has written too, reads that half, and waits once more before it
-writes again. The native kernels write and read in place, so this is the most that a gather of theirs takes.
+Each rank writes its half of the row, waits until the other has written, reads the other half, and waits again
+before it writes the next row. The native kernels write and read in place, without these copies, so their
+gather takes at most this time.
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ from nextn.distributed.memory import HEADER, Memory
 from nextn.distributed.shared import address, spins
 from nextn.ops.cpu.library import library
 
-BURST = 200  # gathers between two looks at the clock
-BURSTS, SECONDS = 60, 1.0  # whichever is reached first
+BURST = 200  # gathers between two readings of the clock
+BURSTS, SECONDS = 60, 1.0  # limits of the measurement; it ends when one is reached
 
 
 class Gather(NamedTuple):
-    """bytes: of the row. seconds: the median over bursts."""
+    """bytes: size of the row. seconds: time of one gather, the median over bursts."""
 
     bytes: int
     seconds: float
 
 
 def measure_gather(row: int) -> Gather:
-    """row: bytes. Raises NoLibrary; RuntimeError if the other process does not start."""
+    """Measures a gather of a row of `row` bytes. Raises NoLibrary if the kernels are not built, and
+    RuntimeError if the second process does not start."""
     library()
     spawn = multiprocessing.get_context("spawn")
     memory, (ours, theirs) = Memory(), spawn.Pipe()
@@ -39,7 +41,7 @@ def measure_gather(row: int) -> Gather:
     other.start()
     theirs.close()
     try:
-        ours.recv()  # it runs: nobody would be waited for otherwise
+        ours.recv()  # the second rank runs; otherwise `fill` would wait forever
         return Gather(row, median(fill(memory, 0, row, BURST)[1:]))
     except EOFError:
         raise RuntimeError("the second rank did not start") from None
@@ -51,7 +53,7 @@ def measure_gather(row: int) -> Gather:
 
 
 def _other(memory: Memory, link: Connection, row: int, burst: int, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both: the first would wait for this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both ranks, and rank 0 waits for this one
     die_with_parent(parent)
     library()
     link.send(None)
@@ -59,8 +61,9 @@ def _other(memory: Memory, link: Connection, row: int, burst: int, parent: int) 
 
 
 def fill(memory: Memory, rank: int, row: int, burst: int) -> list[float]:
-    """Seconds of a gather, in each burst. The first one is warm-up. Both ranks call it."""
-    half, goes_on = row // 2, HEADER + row  # rank 0 decides, in a byte behind the row
+    """Gathers rows and returns the seconds of a gather in each burst. The first burst is warm-up. Both ranks
+    call it."""
+    half, goes_on = row // 2, HEADER + row  # a byte after the row: whether rank 0 wants another burst
     view, kernels = memory.mapped(goes_on + 1), library()
     at, looks = address(view), spins(2)
     own, others = (slice(HEADER + r * half, HEADER + (r + 1) * half) for r in (rank, 1 - rank))

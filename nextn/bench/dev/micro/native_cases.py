@@ -1,9 +1,8 @@
-"""The native kernels at the shapes of a model, as cases for the clock, beside those of `cases`.
+"""Cases for the clock: the native kernels at the shapes of a model, to compare with the ops of `cases`.
 
-Names, shapes and rows are those of the ops that do the same, so that both can be compared. Weights and KV
-entries come from the arena, each call's from another piece of it. A weight's panels are whatever the arena
-holds there: the kernels' speed does not depend on the numbers. A matrix whose inputs are no whole blocks of
-the format is in bf16.
+A case has the name, shape and rows of the op that does the same work. Weights and KV entries come from the
+arena, and each call uses another piece of it. A weight's panels have the arena's numbers: the kernels' speed
+does not depend on them. If a matrix's inputs are not whole blocks of the format, it is in bf16.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ HEADLINE_FORMATS = ("bf16", "e4m3", "int8")
 
 @dataclass(frozen=True)
 class NativeBench:
-    """end: positions in the cache that attention sees. format: of the weights. way: of the products of each
-    kind of weights (`nextn.ops.cpu.ways`)."""
+    """The cases of the native kernels. end: positions in the cache that attention sees. format: format of the
+    weights. way: kind of weights -> arithmetic of their products (`nextn.ops.cpu.ways`)."""
 
     pool: NativePool
     cfg: ModelConfig
@@ -56,7 +55,7 @@ class NativeBench:
         return sorted(found, key=lambda one: order[one.op, one.what])
 
     def headline(self, counts: Sequence[int] = ROWS) -> list[OpCase]:
-        """The headline product in bf16, e4m3 and int8, and in the format of the other cases."""
+        """Cases of the headline product in bf16, e4m3 and int8, and in the format of the other cases."""
         formats = dict.fromkeys((*(FORMATS[name] for name in HEADLINE_FORMATS), self.format))
         return [self.linear(rows, HEADLINE, *LINEAR, one) for one in formats for rows in counts]
 
@@ -81,7 +80,7 @@ class NativeBench:
         return self.made("linear", what, f"{n_out}x{n_in}", rows, work, calls, name, parts)
 
     def attention(self, rows: int) -> Iterator[OpCase]:
-        """Attention of one request that goes forward by `rows`, up to position `end`."""
+        """Attention of one request that extends by `rows`, up to position `end`."""
         cfg, end, heads = self.cfg, self.end, self.cfg.num_attention_heads
         if rows > end:
             return
@@ -137,7 +136,7 @@ class NativeBench:
         return self.made("swiglu_mlp", what, f"{hidden}x{inner}", rows, work, calls, name, parts)
 
     def routed(self, rows: int) -> OpCase:
-        """The router and its experts. Each pass over the arena has other rows and so other experts."""
+        """The router and its experts. Each pass over the arena has other input rows and so other experts."""
         cfg = self.cfg
         routing = Routing(cfg, rows)
         router = PackedWeight(cfg.n_routed_experts, cfg.hidden_size, F32)
@@ -159,7 +158,8 @@ class NativeBench:
         return self.made("feed_forward", ROUTED, routing.shape, rows, work, calls, name, parts)
 
     def feed(self, block: FeedForward, h: Tensor, *kept: object) -> NativeCall:
-        """The dense block or the shared expert. block: its weights. h [rows, hidden] f32."""
+        """A call of a feed-forward block. block: its weights. h [rows, hidden] f32. kept: objects that the
+        block's pointers need."""
         stride = padded(h.shape[1], 32)
         wide = torch.nn.functional.pad(h, (0, stride - h.shape[1])).contiguous()
         half, out = wide.bfloat16(), torch.zeros_like(wide)
@@ -177,8 +177,8 @@ class NativeBench:
     def weights(
         self, *matrices: tuple[int, int, int], format: WeightFormat | None = None
     ) -> list[list[Weight]]:
-        """Makes sets of weights with their panels in the arena, in this order. matrices: (n_out, n_in,
-        members)."""
+        """Makes sets of weights whose panels are in the arena. A set has one weight for each matrix, in
+        order. matrices: (n_out, n_in, members)."""
         models, shapes = [], []
         for n_out, n_in, members in matrices:
             chosen = self.chosen(n_in, format)
@@ -192,16 +192,17 @@ class NativeBench:
         ]
 
     def chosen(self, n_in: int, format: WeightFormat | None = None) -> WeightFormat:
-        """The format of a matrix with so many inputs."""
+        """The format of a matrix with n_in inputs."""
         wanted = format or self.format
         return wanted if wanted.fits(n_in) else BFLOAT16
 
     def named(self, *inputs: int, format: WeightFormat | None = None) -> str:
-        """The formats of matrices with so many inputs each."""
+        """The names of the formats of matrices with these numbers of inputs, without repetitions."""
         return ", ".join(dict.fromkeys(self.chosen(n_in, format).name for n_in in inputs))
 
     def shares(self, *weights: tuple[Weight, float]) -> Shares:
-        """weights: (a weight, how many of it a row meets)."""
+        """Shares of the operations by arithmetic. weights: (a weight, number of its members that a row is
+        multiplied with)."""
         return shares((of_weight(w, self.pool.able), n * w.n_out * w.n_in) for w, n in weights)
 
     def half(self, rows: int, n: int) -> Tensor:
@@ -227,7 +228,7 @@ class NativeBench:
 
 
 def moved(weight: Weight, panels: Tensor, scales: Tensor | None = None) -> Weight:
-    """The same weight with its panels, and its scales if it has some, in another place."""
+    """A copy of the weight with other panels and, if it has scales, other scales."""
     copy = Weight.from_buffer_copy(weight)
     copy.data = panels.data_ptr()
     if copy.scale_stride and scales is not None:

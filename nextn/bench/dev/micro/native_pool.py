@@ -1,4 +1,4 @@
-"""The native kernels' threads, memory like that of their weights, and a call with little overhead."""
+"""A pool of threads for the native kernels, calls with little overhead, and memory in large pages."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nextn.ops.cpu.weights import in_large_pages
 
 
 class NativePool:
-    """Threads for single kernels, at this level or the best. `handle` is valid as long as this object lives.
-    Raises NoLibrary."""
+    """Threads that run single kernels, at `level` or at the best one. `handle` is valid as long as this
+    object exists. Raises NoLibrary if the kernels are not built, and MemoryError."""
 
     def __init__(self, threads: int, level: str | None = None) -> None:
         self.library = library(level)
@@ -30,22 +30,22 @@ class NativePool:
 
     @cached_property
     def able(self) -> tuple[str, ...]:
-        """The arithmetic that the kernels have, the level's own first."""
+        """Names of the arithmetic that the kernels have, the level's preferred one first."""
         return tuple(name for name in NATIVE if self.multiply(name, 1))
 
     def multiply(self, arithmetic: str, tasks: int) -> int:
-        """Multiplies and adds, and nothing else. Returns the operations that were done; 0 where the kernels
-        lack this arithmetic."""
+        """Runs multiply-adds without other work. Returns the number of operations; 0 if the kernels lack this
+        arithmetic."""
         return int(self.library.nx_peak(self.handle, NATIVE.index(arithmetic), tasks))
 
     def read(self, data: Tensor) -> int:
-        """Reads all of it and returns the sum of its bits as 64-bit words, or pairs of 32-bit words in the
-        portable library."""
+        """Reads all of `data` and returns the sum of its 64-bit words, or in the portable library of pairs of
+        32-bit words."""
         return int(self.library.nx_read(self.handle, data.data_ptr(), data.nbytes))
 
 
 def native_pool(threads: int, level: str | None = None) -> NativePool | None:
-    """A pool; None if the kernels are not built."""
+    """Makes a pool; returns None if the kernels are not built."""
     try:
         return NativePool(threads, level)
     except NoLibrary:
@@ -53,7 +53,7 @@ def native_pool(threads: int, level: str | None = None) -> NativePool | None:
 
 
 class NativeCall:
-    """A kernel with its arguments. kept: the tensors that the pointers point into, the result last."""
+    """A kernel with its arguments. kept: the objects that the pointers point into, the result last."""
 
     __slots__ = ("arguments", "function", "kept")
 
@@ -65,7 +65,7 @@ class NativeCall:
 
 
 def large(size: int) -> Tensor:
-    """[size] uint8, uninitialised; in large pages, as the native weights are, if there is a library."""
+    """[size] uint8, uninitialised; in large pages, like the native weights, if the library is built."""
     with contextlib.suppress(NoLibrary):
         return in_large_pages(size)
     return torch.empty(size, dtype=torch.uint8)

@@ -1,6 +1,6 @@
-"""In what shares a whole step of a native model uses each arithmetic, by its weights. Pure.
+"""The share of each arithmetic in a whole step of a native model, from its weights. Pure functions.
 
-It counts multiply-adds as `step_work` does, but of the panels, padding included: shares are all it is for.
+Multiply-adds are counted like in `step_work`, but with the padding of panels. Only their shares are used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from nextn.ops.cpu.interface import Layer, Weight
 
 
 def step_shares(model: NativeModel, step: Step, able: Sequence[str]) -> Shares:
-    """able: what the kernels have, the level's own first (`NativePool.able`)."""
+    """Shares of the step's operations. able: the kernels' arithmetic, the level's preferred one first
+    (`NativePool.able`)."""
     weights, layers = model.weights, model.config.num_hidden_layers
     pair = attention_cost(model.config).pair
     parts = [(of_weight(weights.head, able), float(step.chosen) * size(weights.head))]
@@ -36,7 +37,8 @@ def step_shares(model: NativeModel, step: Step, able: Sequence[str]) -> Shares:
 
 
 def products(model: NativeModel, layer: Layer) -> Iterator[tuple[Weight, float]]:
-    """(weight, how many of it a row meets) of a layer; a weight that is not there has no outputs."""
+    """Yields (weight, number of its members that a row is multiplied with) of a layer. A missing weight has
+    n_out 0."""
     cfg, mlp = model.config, layer.mlp
     for weight in (layer.down, layer.q_up, layer.out, mlp.router, mlp.shared_gate_up, mlp.shared_down):
         yield weight, 1.0

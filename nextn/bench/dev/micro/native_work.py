@@ -1,8 +1,8 @@
-"""The bytes that a whole step of a native model must read: its weights as they are packed. Pure.
+"""The work of a whole step of a native model: the bytes of its packed weights, and its operations. Pure.
 
-It counts as `step_work` does, but in bytes of the panels. An element has 2 in bf16, 1 and the scales in e4m3
-and int8, and 4 in the router and in norms. Padding to whole panels of 16 outputs is included. A KV
-entry counts without its padding.
+It counts like `step_work`, but in bytes of the panels. An element has 2 bytes in bf16, 1 byte (plus scales)
+in e4m3 and int8, and 4 bytes in the router and in norms. Padding to whole panels of 16 outputs is included. A
+KV entry counts without its padding.
 """
 
 from __future__ import annotations
@@ -52,5 +52,5 @@ def expert_bytes(model: NativeModel) -> float:
 
 
 def weight_bytes(weight: Weight) -> int:
-    """Bytes of one member (head, expert): its panels and scales; 0 for a weight that is not there."""
+    """Bytes of one member (head, expert) of a weight: panels and scales; 0 for a missing weight."""
     return int(weight.stride + 4 * weight.scale_stride) if weight.data else 0

@@ -1,4 +1,4 @@
-"""Times the ops of a backend in a step, or the calls of a native model."""
+"""Clocks for a step: one times the ops of a backend, the other the calls of a native model."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from nextn.models.native import NativeModel
 from nextn.ops.base import Ops
 
 NAMES = tuple(name for name, value in vars(Ops).items() if callable(value) and not name.startswith("_"))
-# Of the model; besides, the choice of tokens is timed.
+# Timed methods of the native model. The verifier's choice of tokens (`draw`) is timed too.
 NATIVE = ("plain_step", "forward", "logits", "draft_chains", "draft", "draft_logits")
 
 
 class OpClock(CallClock):
-    """Times the one instance of the ops that every layer holds."""
+    """Times the ops. All layers of a model hold the same instance of them."""
 
     def __init__(self, ops: Ops) -> None:
         super().__init__([(ops, name) for name in NAMES])
 
     def reset(self) -> None:
         super().reset()
-        self._routed: list[Tensor] = []  # the expert ids of each call, counted when the step is over
+        self._routed: list[Tensor] = []  # the expert ids of each call; counting waits until the step is over
 
     @property
     def experts(self) -> int:
@@ -43,7 +43,7 @@ class OpClock(CallClock):
 
 
 class NativeClock(CallClock):
-    """A native model has no ops: a step is a few calls. The kernels count the experts."""
+    """Times the few calls of a native model's step; it has no ops. The kernels count the experts."""
 
     def __init__(self, runner: Runner) -> None:
         assert isinstance(runner.model, NativeModel)

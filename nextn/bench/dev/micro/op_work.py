@@ -1,8 +1,8 @@
-"""The bytes that an op must move and the operations that it must do, whoever computes it. Pure.
+"""The bytes that an op must move and its operations, independent of the backend. Pure functions.
 
-Letters as in nextn.ops.base. Rows are the batch's real ones: padding is the backend's own loss. `size`: bytes
-of an element. Bytes are weights read once, inputs read, results written. Operations are those of the products
-(a multiply-add is two) or, if an op has none, of its arithmetic.
+Letters as in nextn.ops.base. Rows are the batch's real rows, without padding. `size`: bytes of an element.
+Bytes are weights read once, inputs read, and results written. Operations are those of the products (a
+multiply-add counts as two) or, if an op has no products, those of its other arithmetic.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def embed_beside(rows: int, width: int, half: int, size: int) -> Work:
 
 
 def add_norm(rows: int, width: int, size: int) -> Work:
-    """The stream and what is added to it are f32; an addition more per element."""
+    """Like `rms_norm`, but the residual stream and the tensor added to it are f32. One more addition per
+    element."""
     norm = rms_norm(rows, width, size)
     return Work(norm.bytes - size * rows * width + 12 * rows * width, norm.flops + rows * width)
 
@@ -60,7 +61,7 @@ def swiglu_mlp(rows: int, hidden: int, inner: int, size: int) -> Work:
 
 
 def packed_mlp(rows: int, hidden: int, inner: int, stored: int, size: int) -> Work:
-    """stored: bytes of its three weights as they are stored. size: bytes of an element of the rows."""
+    """stored: bytes of the three weights as they are stored. size: bytes of an element of the rows."""
     return Work(stored + size * 2 * rows * hidden, 6 * rows * hidden * inner)
 
 
@@ -75,7 +76,7 @@ def absorb(rows: int, heads: int, nope: int, rank: int, rope: int, size: int) ->
 
 
 def pairs(rows: int, end: int) -> int:
-    """(query, key) pairs that the last `rows` of `end` positions see, each itself and all before it.
+    """Number of (query, key) pairs of the last `rows` of `end` positions. Each sees itself and all before it.
 
     >>> pairs(2, 5)  # positions 3 and 4 see 4 and 5 keys
     9
@@ -91,14 +92,14 @@ def mla_attention(rows: int, end: int, heads: int, rank: int, rope: int, size: i
 
 
 def gqa_attention(rows: int, end: int, heads: int, kv_heads: int, width: int, size: int) -> Work:
-    """The same with keys and values of `kv_heads`, each `width` wide."""
+    """Like `mla_attention`, with `kv_heads` heads of keys and values, each `width` wide."""
     moved = 2 * width * (end * kv_heads + rows * heads)
     return Work(size * moved, 4 * pairs(rows, end) * heads * width)
 
 
 def write_kv(rows: int, heads: int, kv_heads: int, width: int, rotary: int, size: int) -> Work:
     """Queries, keys and values read, queries and entries written, queries and keys rotated; slots (int64)
-    read. Norms and biases, which few families have, are not counted."""
+    read. Norms and biases, which only few families have, are not counted."""
     turn = rotate(rows, heads + kv_heads, rotary, size)
     unturned = 2 * size * rows * ((heads + 2 * kv_heads) * width - (heads + kv_heads) * rotary)
     return Work(turn.bytes + unturned + 8 * rows, turn.flops)
@@ -107,7 +108,8 @@ def write_kv(rows: int, heads: int, kv_heads: int, width: int, rotary: int, size
 def naive_attention(
     rows: int, end: int, heads: int, rank: int, nope: int, rope: int, value: int, size: int
 ) -> Work:
-    """The same with keys and values expanded; the expanded ones need not leave the cache."""
+    """Like `mla_attention`, with expanded keys and values. The expanded ones can stay in the CPU's cache, so
+    they are not counted."""
     up = heads * rank * (nope + value)
     moved = end * (rank + rope) + up + rows * heads * (nope + rope + value)
     return Work(size * moved, 2 * end * up + 2 * pairs(rows, end) * heads * (nope + rope + value))
@@ -119,33 +121,33 @@ def heads_matmul(rows: int, heads: int, n_in: int, n_out: int, size: int) -> Wor
 
 
 def route(rows: int, hidden: int, experts: int, top_k: int, size: int) -> Work:
-    """Gate and bias are f32; an id is int64, its weight f32."""
+    """The router's weights and bias are f32; an id is int64, its weight f32."""
     moved = 4 * experts * (hidden + 1) + size * rows * hidden + 12 * rows * top_k
     return Work(moved, 2 * rows * hidden * experts)
 
 
 def best_token(rows: int, vocab: int) -> Work:
-    """Logits are f32; an id is int64, its confidence f32. Two comparisons a logit."""
+    """Logits are f32; an id is int64, its confidence f32. Two comparisons for each logit."""
     return Work(rows * (4 * vocab + 12), 2 * rows * vocab)
 
 
 def best_of_product(rows: int, vocab: int, hidden: int, size: int) -> Work:
-    """Logits need not be written; an id is int64, its confidence and its logit f32."""
+    """The logits are not written; an id is int64, its confidence and its logit f32."""
     return Work(size * hidden * (vocab + rows) + 16 * rows, 2 * rows * vocab * hidden)
 
 
 def uniforms(rows: int, count: int) -> Work:
-    """f64 numbers written. Ten rounds of two products and four exclusive ors for every four of them."""
+    """f64 numbers written. Every four of them take ten rounds of two products and four exclusive ors."""
     return Work(rows * (8 * count + 32), 15 * rows * count)
 
 
 def fp8_rows(rows: int, width: int, size: int) -> Work:
-    """Read and written. A comparison, two products and a rounding of each input."""
+    """Rows are read and written. A comparison, two products and a rounding for each input."""
     return Work(2 * rows * width * size, 4 * rows * width)
 
 
 def dispatch(rows: int, top_k: int) -> Work:
-    """An id is int64, as is the row that it stands for."""
+    """An id is int64, and so is its row's index."""
     return Work(16 * rows * top_k, 0)
 
 
@@ -155,7 +157,8 @@ def combine(rows: int, hidden: int, top_k: int, size: int) -> Work:
 
 
 def experts(rows: int, hidden: int, inner: int, top_k: int, distinct: float, size: int) -> Work:
-    """`distinct`: experts that at least one row wants, perhaps a mean; the weights of each are read once."""
+    """`distinct`: number of experts that at least one row uses; it can be a mean. The weights of each are
+    read once."""
     return packed_experts(rows, hidden, inner, top_k, distinct, size * 3 * hidden * inner, size)
 
 

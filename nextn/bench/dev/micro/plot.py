@@ -1,4 +1,4 @@
-"""The roofline: what two ceilings allow at each number of operations per byte, and what was reached."""
+"""The roofline plot: the limits at each number of operations per byte, and the measured speeds."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ COLORS = ("#0a5fc4", "#8a5a00", "#1a7f37", "#8250df", "#bf3989", "#57606a", "#cf
 
 
 def roofline_plot(micro: Micro, palette: Palette = LIGHT) -> bytes:
-    """PNG. Lines: the ceilings, solid for the arithmetic of the ops, and dotted where reading and
-    arithmetic take turns. Points: the products of the engine's
-    backend at each number of rows, joined; the headline linear; whole steps as stars."""
+    """Draws the plot; returns the bytes of a PNG file. Lines: the ceilings, solid for the arithmetic of the
+    ops; dotted: the limit if reading and arithmetic take turns. Points: the products of the engine's backend
+    at each number of rows, joined; the headline linear; whole steps as stars."""
     figure = blank(palette)
     figure.set_size_inches(9, 5.6)
     axes = figure.add_subplot(facecolor=palette.background)
@@ -58,7 +58,7 @@ def roofline_plot(micro: Micro, palette: Palette = LIGHT) -> bytes:
 
 
 def curves(micro: Micro) -> dict[str, list[OpMeasurement]]:
-    """One curve for each op that has products, for the first of its uses in the model; ordered by rows."""
+    """One curve, ordered by rows, for each op that has products, at its first use in the model."""
     found: dict[str, list[OpMeasurement]] = {}
     uses: dict[str, str] = {}
     for op in (*micro.headline, *micro.ops):
@@ -79,10 +79,11 @@ def curves(micro: Micro) -> dict[str, list[OpMeasurement]]:
 
 
 def ceilings(axes: Axes, micro: Micro, palette: Palette) -> None:
-    """Solid: of the arithmetic that the ops use most. Dotted below it: reading and arithmetic in turn."""
+    """Draws the ceilings. Solid: of the arithmetic that the ops use most. Dashed: of other arithmetic.
+    Dotted: the limit if reading and arithmetic take turns."""
     read = micro.ceilings.read_bytes_per_s / 1e9
     left, right = axes.get_xlim()
-    right *= 4  # room for what the lines are called
+    right *= 4  # room for the names of the lines
     used = arithmetic_of(micro)
     for name, peak in peaks(micro).items():
         ridge = peak / read
@@ -113,6 +114,6 @@ def peaks(micro: Micro) -> dict[str, float]:
 
 
 def arithmetic_of(micro: Micro) -> str:
-    """What the headline product of the backend is computed with."""
+    """The main arithmetic of the backend's first op."""
     parts = next(op.arithmetic for op in (*micro.ops, *micro.headline) if op.backend == micro.backend)
     return max(parts, key=lambda name: parts[name])

@@ -1,4 +1,5 @@
-"""The results of `nextn bench micro` as plain data: the last line, the tables and the plot come from it."""
+"""The results of `nextn bench micro` as plain data. The last line, the tables and the plot are made from
+it."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ OF_BACKEND = (
 
 @dataclass(frozen=True)
 class OpMeasurement:
-    """One op at one number of rows. dtype: of its weights. Fractions are of the measured ceilings. roofline:
-    the least time that both allow over the time it took. model: both times beside the measured one, see
-    `bound`. arithmetic: shares of the operations."""
+    """One op at one number of rows. dtype: format of its weights. us: microseconds. bw_frac, flop_frac:
+    fractions of the measured ceilings. roofline: the minimum time by both ceilings over the measured time.
+    model: these times, see `bound`. arithmetic: shares of the operations."""
 
     op: str
     what: str
@@ -55,8 +56,8 @@ class OpMeasurement:
 class Micro:
     model: str
     dtype: str  # of the engine's steps
-    backend: str  # that the engine runs: "cpu" (native) or "reference"
-    cpu_isa: str | None  # of the native kernels
+    backend: str  # the engine's: "cpu" (native) or "reference"
+    cpu_isa: str | None  # level of the native kernels
     threads: int
     quick: bool
     machine: Machine
@@ -66,12 +67,12 @@ class Micro:
     steps: list[StepMeasurement]
     reference: (
         StepMeasurement | None
-    )  # the step of one row on plain torch, where the engine runs another backend
-    gather: Gather | None  # of the hidden states of a row, in f32; with the native kernels
+    )  # the step of one row on plain torch, if the engine runs another backend
+    gather: Gather | None  # of the hidden states of a row, in f32; None without the native kernels
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """The keys up to `seconds` are the headline numbers; others read them by name."""
+        """The record for results. The first keys are the headline numbers; scripts read them by name."""
         return {
             **self.headline_values(self.backend, self.steps[0]),
             "model": self.model,
@@ -97,15 +98,16 @@ class Micro:
         return json.dumps(rounded(self.as_dict()), allow_nan=False)
 
     def reference_headline(self) -> dict[str, Any] | None:
-        """The headline numbers of plain torch, as it serves without the kernels."""
+        """The headline numbers of plain torch, which serves if the kernels are not built."""
         if self.reference is None:
             return None
         found = self.headline_values("reference", self.reference)
         return {key: found[key] for key in OF_BACKEND} | {"step": self.step(self.reference)}
 
     def headline_values(self, backend: str, step: StepMeasurement) -> dict[str, float]:
-        """The headline linear, weights out of the cache, and the step of one row. At 256 rows it is compared
-        with oneDNN's product of the same shape, not with the peak."""
+        """The headline numbers: ceilings, the headline linear (its weights are not in the cache), and the
+        step of one row. At 256 rows the linear is compared with oneDNN's product of the same shape, not with
+        the peak."""
         dtype = self.headline[0].dtype
         linear = {op.rows: op for op in self.headline if (op.backend, op.dtype) == (backend, dtype)}
         same_shape = self.ceilings.bf16[-1].flops_per_s / 1e9

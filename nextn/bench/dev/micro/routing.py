@@ -1,4 +1,4 @@
-"""Rows that want other experts each time, for the cases of routed experts."""
+"""Inputs for the cases of routed experts: several sets of rows, which the router sends to other experts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ VARIANTS = 8
 
 
 class Routing:
-    """router [E, C] f32. inputs: VARIANTS times [rows, C] f32. The bias is zero."""
+    """A random router and inputs for it. router [E, C] f32. inputs: VARIANTS tensors [rows, C] f32. The
+    router's bias is zero."""
 
     def __init__(self, cfg: ModelConfig, rows: int) -> None:
         gen = torch.Generator().manual_seed(rows)
@@ -35,7 +36,7 @@ class Routing:
 
     @cached_property
     def distinct(self) -> float:
-        """The number of experts that at least one row wants, the mean over the variants."""
+        """Number of experts that at least one row uses; the mean over the variants."""
         cfg, ops = self.cfg, Reference()
         found = 0
         for x in self.inputs:

@@ -1,8 +1,8 @@
-"""`nextn bench micro`: both ceilings, ops and kernels of every backend, whole steps; one process, in turns.
+"""`nextn bench micro` measures both ceilings, the ops and kernels of every backend, and whole steps.
 
-Ceilings and ops come first, in rounds (clock.py). Then come steps, with samples of the read ceiling between
-them (steps.py). Last, two ranks pass a row to each other (gather.py). The medians over all rounds are
-reported.
+Everything runs in one process, in turns. First come ceilings and ops, in rounds (clock.py). Then come steps,
+with samples of the read ceiling between them (steps.py). At the end two ranks gather a row (gather.py). The
+medians over all rounds are reported.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from nextn.ops.registry import make_ops
 
 @dataclass(frozen=True)
 class Effort:
-    """rounds: of ceilings and ops. steps: pairs of each kind. seconds: the time after which each of the two
-    parts ends early."""
+    """rounds: rounds of ceilings and ops. steps: pairs of steps of each kind. seconds: time limit of each of
+    these two parts."""
 
     rounds: int
     steps: int
@@ -50,7 +50,7 @@ class Effort:
 
 
 F32_BYTES = 4
-OFTEN = 4  # samples in a round of what the headline numbers come from
+OFTEN = 4  # samples in a round of each case that the headline numbers use
 QUICK = Effort(rounds=7, steps=24, seconds=11.0)
 FULL = Effort(rounds=41, steps=120, seconds=90.0)
 
@@ -61,11 +61,12 @@ class Settings:
     quick: bool = False
     output_dir: Path | None = None
     bar: bool = False
-    weights: WeightFormat = BFLOAT16  # of the native ops; steps have the model's own
+    weights: WeightFormat = BFLOAT16  # of the native ops; steps have the model's weights
 
 
 def run_micro(settings: Settings) -> int:
-    """Prints tables and, as the last line, JSON. Raises ValueError for what cannot be measured; OSError."""
+    """Prints tables; if stdout is not a terminal, prints JSON as the last line. Returns 0. Raises ValueError
+    for a configuration that cannot be measured, and OSError."""
     if settings.output_dir is not None:
         settings.output_dir.mkdir(parents=True, exist_ok=True)
     effort = QUICK if settings.quick else FULL
@@ -94,8 +95,8 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
             f"--weight-format {settings.weights.name} is for the native kernels, and this is plain torch: "
             "leave it out, or build the kernels and leave out --kernel-backend reference and --dtype float32"
         )
-    # All cores for the native kernels, as in the engine (nextn.engine.build); what they are held against gets
-    # as many.
+    # The native kernels get all cores, as in the engine (nextn.engine.build). The plain torch that they are
+    # compared with gets as many.
     threads = config.threads or (usable_cores() if native else max(1, usable_cores() - 1))
     config = dataclasses.replace(config, threads=threads)
     torch.set_num_threads(threads)
@@ -147,7 +148,7 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
 def steps_of(
     config: EngineConfig, native: bool, ceilings: Ceilings, effort: Effort
 ) -> tuple[list[StepMeasurement], StepMeasurement | None]:
-    """The engine's steps and, beside those of native kernels, plain torch's step of one row."""
+    """Measures the engine's steps and, if it has native kernels, also plain torch's step of one row."""
     seconds = effort.seconds / 3
     steps = StepBench(config, ceilings, effort.steps, seconds).run()
     if not native:
@@ -157,7 +158,8 @@ def steps_of(
 
 
 def in_turns(often: Sequence[Case], others: Sequence[Case]) -> list[Case]:
-    """One round: all of `often` before each of OFTEN parts of the others, torch's cases first each time."""
+    """The order of one round. The others are cut into OFTEN parts; each part runs together with all of
+    `often`, torch's cases first."""
     parts = [others[i::OFTEN] for i in range(OFTEN)]
     return [case for part in parts for case in sorted((*often, *part), key=lambda one: one.team == NATIVE)]
 
@@ -178,7 +180,7 @@ def all_cases(
     end: int,
     native: NativeBench | None,
 ) -> tuple[list[OpCase], list[OpCase]]:
-    """The headline linear and all ops of the model, of native kernels if there are any, and of plain torch.
+    """The headline linear, and all ops of the model: on native kernels if there are any, and on plain torch.
     end: positions that attention sees."""
     cpu = torch.device("cpu")
     headline: list[OpCase] = []

@@ -1,6 +1,6 @@
-"""The bytes and operations of a whole engine step: active weights and KV entries. Pure.
+"""The bytes and operations of a whole engine step: the weights that it uses, and KV entries. Pure functions.
 
-Activations are left out: they stay in the cache. The router is f32; everything else has `size` bytes.
+Activations are not counted: they stay in the cache. The router is f32; every other element has `size` bytes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from nextn.families.config import ModelConfig
 
 @dataclass(frozen=True)
 class Step:
-    """Of one request, or of several alike. A decode step is rows 1, chosen 1; one that verifies k drafts and
-    proposes as many is rows and chosen k + 1, drafts k; one of n requests has n times as many.
+    """A step of one request, or of several equal requests. A plain decode step has rows = chosen = 1. A step
+    that verifies k drafts and proposes k has rows = chosen = k + 1, drafts = k. With n requests, rows and
+    chosen are n times as many.
 
-    rows: that the target runs over, those of a request up to position end - 1. chosen: rows whose logits are
-    wanted.
-    drafts: proposed for the next step. extended: rows of the draft extend, what the step committed.
-    experts: read in the whole step, each counted once in each layer's call (the NextN layer's included).
+    rows: rows of the target; those of a request end at position end - 1. chosen: rows that need logits.
+    drafts: drafts of each request for the next step. extended: rows of the draft extend, which are the tokens
+    that the step committed. experts: experts read in the whole step, each counted once in each layer's call,
+    the NextN layer included.
     """
 
     rows: int
@@ -33,20 +34,21 @@ class Step:
 
     @property
     def draft_passes(self) -> list[float]:
-        """Rows of each pass of the drafter: over what was committed, then one of each request for every
-        further draft."""
+        """Rows of each pass of the drafter. The first pass runs over the committed tokens; each further draft
+        takes a pass with one row for each request."""
         return [self.extended] + [float(self.requests)] * (self.drafts - 1) if self.drafts else []
 
 
 def visible(rows: float, end: float, requests: int) -> float:
-    """(query, key) pairs that the rows of requests alike see, up to position `end` each."""
+    """Number of (query, key) pairs of equal requests that have `rows` rows together, each up to `end`."""
     return rows * end - rows * (rows / requests - 1) / 2
 
 
 def step_work(cfg: ModelConfig, step: Step, size: int) -> Work:
-    """The work of the target over `rows`, its head over `chosen`, and the drafter. size: bytes an element."""
+    """The work of the target over `rows`, its head over `chosen`, and the drafter. size: bytes of an
+    element."""
     hidden, vocab = cfg.hidden_size, cfg.vocab_size
-    weights = float(step.rows * hidden + hidden + vocab * hidden)  # embedding's rows, last norm, head
+    weights = float(step.rows * hidden + hidden + vocab * hidden)  # rows of the embedding, last norm, head
     flops = 2.0 * step.chosen * vocab * hidden
     total = Work(0, 0)
     for index in range(cfg.num_hidden_layers):
@@ -60,10 +62,10 @@ def step_work(cfg: ModelConfig, step: Step, size: int) -> Work:
 
 
 def layer_work(cfg: ModelConfig, index: int, rows: float, end: int, size: int, requests: int = 1) -> Work:
-    """The work of a decoder layer without its routed experts' weights; their operations are included."""
+    """The work of a decoder layer. It includes the routed experts' operations, but not their bytes."""
     hidden, attention = cfg.hidden_size, attention_cost(cfg)
     products, vectors = attention.products, 2 * hidden + attention.vectors
-    routers = routed = 0  # experts with a row in the router; products of a token's routed experts
+    routers = routed = 0  # rows of the router's weight; multiply-adds of a token's routed experts
     if cfg.is_moe(index):
         expert = 3 * hidden * cfg.moe_intermediate_size
         routers, routed = cfg.n_routed_experts, cfg.num_experts_per_tok * expert

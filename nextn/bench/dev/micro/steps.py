@@ -1,8 +1,9 @@
-"""Whole steps of the engine: one row (decode), k + 1 rows (verify), a prompt's chunk, a row of many requests.
+"""Measures whole steps of the engine: one row (decode), k + 1 rows (verify), a prompt chunk, and one row for
+each of many requests.
 
-A step is one call of Engine.step: plan, run, commit. Every second one runs with its ops timed or, for a
-native model, its calls (`op_clock`). Its overhead is its own time less theirs and less the cost of the
-timers. That is Python, batch building, bookkeeping and small tensor code in between; in plain torch also the
+A step is one call of Engine.step: plan, run, commit. In every second step the ops or, for a native model, the
+calls are timed (`op_clock`). The overhead is the step's time less the time in ops and less the cost of the
+timers: Python, batch building, bookkeeping and small tensor code between the ops; with plain torch also the
 choice of tokens.
 """
 
@@ -37,20 +38,20 @@ from nextn.models.native import NativeModel
 from nextn.request import Request, SamplingParams
 from nextn.tokenizer import Tokenizer
 
-PROMPT = 256  # tokens before the steps that are measured, where the context permits
-SHORT = 32  # the same of many requests
-REQUESTS = (64, 32, 16, 8, 4)  # at once, those ended that are too many
-BETWEEN = 8  # steps between two looks at the ceiling; the first one after a look is not counted
+PROMPT = 256  # tokens before the measured steps, at most; fewer if the context is too short
+SHORT = 32  # the same, for steps of many requests
+REQUESTS = (64, 32, 16, 8, 4)  # numbers of requests at once; between them some requests are ended
+BETWEEN = 8  # pairs of steps between two samples of the ceiling; a sample is followed by an uncounted step
 
 
 @dataclass
 class Samples:
-    """Times of pairs of steps, plain and timed."""
+    """Samples of pairs of steps: one plain step, and one whose ops are timed."""
 
     plain: list[float] = field(default_factory=list)  # seconds
     in_ops: list[float] = field(default_factory=list)  # seconds of the timed step
     overhead: list[float] = field(default_factory=list)  # seconds of the timed step
-    ends: list[float] = field(default_factory=list)  # positions in the cache, the step's own included
+    ends: list[float] = field(default_factory=list)  # positions in the cache, including the step's rows
     committed: list[int] = field(default_factory=list)
     experts: list[float] = field(default_factory=list)
     ops: dict[str, list[float]] = field(default_factory=dict)  # seconds in each op, by name
@@ -59,7 +60,8 @@ class Samples:
 
 @dataclass(frozen=True)
 class StepMeasurement:
-    """Medians. seconds: of a plain step. in_ops: the time in the ops of a timed one."""
+    """The results of one kind of step. Times are medians, in seconds. seconds: a plain step's time. in_ops,
+    overhead: a timed step's time in ops, and the rest of it."""
 
     name: str
     rows: int
@@ -67,24 +69,24 @@ class StepMeasurement:
     seconds: float
     in_ops: float
     overhead: float
-    committed: float  # tokens, mean
-    experts: float  # that were read, each counted once in each layer's pass, mean
+    committed: float  # mean number of tokens
+    experts: float  # mean number of experts read, each counted once in each layer's pass
     dtype: torch.dtype
     work: Work
     shares: Shares  # of its operations, by arithmetic
     ops: dict[str, float]  # op -> seconds of a step
     calls: dict[str, int]  # op -> calls in a step
-    steps: int  # that were timed
+    steps: int  # number of measured pairs
 
 
 class Running:
-    """Requests of an engine that go on until they are ended, and the tokens that each has, a mean."""
+    """Requests of an engine that run until they are aborted. length: the mean number of tokens of each."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.count, self.length = engine, 0, 0.0
 
     def add(self, count: int, prompt: Callable[[int], list[int]]) -> None:
-        """Starts `count` requests and runs until each has its first token. prompt: of the n-th."""
+        """Starts `count` requests and runs until each has its first token. prompt(n): the n-th prompt."""
         waiting, tokens = {f"decode {n}" for n in range(count)}, 0
         params = SamplingParams(max_tokens=10**9, temperature=0, ignore_eos=True)
         for n in range(count):
@@ -98,22 +100,23 @@ class Running:
         self.count, self.length = count, tokens / count
 
     def advance(self, took: int) -> None:
-        """took: tokens that a step committed, of all requests."""
+        """Updates `length` after a step. took: tokens that the step committed, over all requests."""
         self.length += took / self.count
 
     def keep(self, count: int) -> None:
-        """Ends the last ones but for so many."""
+        """Aborts requests, the last ones first, until `count` are left."""
         for n in range(count, self.count):
             self.engine.abort(f"decode {n}")
         self.count = count
 
 
 class StepBench:
-    """Builds its engines one after another. Raises ValueError for a model without ops (`fake`)."""
+    """Measures steps on engines that it builds one after another. Raises ValueError for a model without
+    ops (`fake`)."""
 
     def __init__(self, config: EngineConfig, ceilings: Ceilings, steps: int, seconds: float) -> None:
-        """steps: pairs of each kind, fewer when `seconds` are over."""
-        # A step that is measured has the same rows every time.
+        """steps: pairs of steps of each kind; fewer if `seconds` are over."""
+        # Automatic depth would change the number of rows, and all measured steps must have the same.
         drafts = config.speculation.num_steps
         if config.speculation.auto:
             drafts = 2 if can_draft(config) else 0
@@ -134,11 +137,11 @@ class StepBench:
         return found
 
     def run_decode(self) -> StepMeasurement:
-        """Measures the step of one row alone."""
+        """Measures only the step of one row."""
         return self.decode(Engine(dataclasses.replace(self.config, speculative_num_steps=0)))
 
     def decode(self, engine: Engine) -> StepMeasurement:
-        """One request, one row and its drafts a step."""
+        """Measures steps of one request: the root and its drafts."""
         running = Running(engine)
         running.add(1, self.prompts(engine, 1, PROMPT))
         found = self.one_kind(running, self.steps, self.seconds)
@@ -146,7 +149,8 @@ class StepBench:
         return found
 
     def together(self, engine: Engine) -> list[StepMeasurement]:
-        """A row of each of REQUESTS requests, as far as so many may run; the fewest first."""
+        """Measures steps with one row for each of n requests, for every n of REQUESTS that the engine can run
+        at once. Results are in ascending order of n."""
         counts = [n for n in REQUESTS if n <= self.config.max_running_requests]
         if not counts:
             return []
@@ -160,7 +164,8 @@ class StepBench:
         return found[::-1]
 
     def prompts(self, engine: Engine, kinds: int, most: int) -> Callable[[int], list[int]]:
-        """The prompt of each request that is to stay for so many kinds of steps."""
+        """Makes the prompts, of at most `most` tokens. They leave room in the context for all steps of
+        `kinds` kinds. Raises ValueError if the context is too short."""
         drafts = engine.speculation.num_steps
         steps = 2 * self.steps + self.steps // BETWEEN + 8 * kinds
         room = engine.context_length - steps * (drafts + 1)
@@ -170,7 +175,7 @@ class StepBench:
         return lambda n: self.prompt(length, n * length)
 
     def one_kind(self, running: Running, steps: int, seconds: float) -> StepMeasurement:
-        """Pairs of steps of the requests that run."""
+        """Measures pairs of steps of the running requests."""
         engine, count = running.engine, running.count
         drafts = engine.speculation.num_steps
         samples, clock = Samples(), clock_of(engine)
@@ -193,7 +198,8 @@ class StepBench:
         return self.measurement(engine, name, rows, rows, samples, count)
 
     def prefill(self, engine: Engine) -> StepMeasurement:
-        """One request's prompt, as long as a step may be, from nothing to its first token."""
+        """Measures the step that computes a whole prompt, of the maximum length of a chunk, and its first
+        token."""
         rows = min(self.config.chunked_prefill_size, engine.context_length - 1)
         params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
         samples, clock = Samples(), clock_of(engine)
@@ -214,7 +220,7 @@ class StepBench:
         return self.measurement(engine, f"prefill {rows}", rows, 1, samples)
 
     def look(self) -> None:
-        """Samples the read ceiling. Nothing of the model is left in the caches."""
+        """Samples the read ceiling. It also replaces the model's data in the caches."""
         for case in by_team(sorted(self.ceilings.read, key=lambda case: case.team == NATIVE)):
             case.sample()
         time.sleep(SWITCH)
@@ -285,7 +291,7 @@ def runner_of(engine: Engine) -> Runner:
 
 
 def model_of(engine: Engine) -> Any:
-    """The model behind an engine. Raises ValueError for one that computes nothing."""
+    """The engine's model. Raises ValueError if it computes nothing (`fake`)."""
     model = runner_of(engine).model
     if not isinstance(model, NativeModel) and not hasattr(model, "ops"):
         raise ValueError(f"--model-path {engine.config.model_path} has no arithmetic to measure")
@@ -298,7 +304,7 @@ def clock_of(engine: Engine) -> CallClock:
 
 
 def can_draft(config: EngineConfig) -> bool:
-    """Has the model an MTP layer, of its own or from a draft folder, or is there another drafter?"""
+    """Whether there is a drafter: n-grams, a draft folder, or the model's own MTP layer."""
     if config.speculation.ngrams or config.drafter_path is not None:
         return True
     folder = model_folder(config.model_path)
@@ -306,7 +312,7 @@ def can_draft(config: EngineConfig) -> bool:
 
 
 def tokens_of_text(config: EngineConfig) -> list[int]:
-    """Tokens of held-out code, which keeps experts as busy as in use; random ids if there is no tokenizer."""
+    """Tokens of held-out code, so that experts are used as in practice; random ids without a tokenizer."""
     folder = model_folder(config.model_path)
     if (folder / "tokenizer.json").exists():
         return Tokenizer.from_folder(folder).encode("".join(all_heldout_prompts()[:16]))

@@ -1,4 +1,4 @@
-"""The results as Markdown: what the terminal shows and what --output-dir keeps."""
+"""The results as Markdown: a summary for the terminal, and a report for --output-dir."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODEL = (
     "column names; of several, each counts by its share. If the measured time is near their max, the longer "
     "of the two is waited for, and the other hides behind it. If it is near their sum, they take turns."
 )
-BUSY = 1.5  # slow reads over fast ones, from which on the numbers are in doubt
+BUSY = 1.5  # above this ratio of slow to fast reads, the summary warns that the machine was busy
 
 
 def report(micro: Micro) -> str:
@@ -105,7 +105,7 @@ def steps(micro: Micro) -> str:
 
 
 def all_steps(micro: Micro) -> list[StepMeasurement]:
-    """Plain torch's step beside the native kernels' as well."""
+    """All measured steps, including plain torch's if the engine has native kernels."""
     plain = micro.reference
     if plain is None:
         return micro.steps
@@ -113,7 +113,7 @@ def all_steps(micro: Micro) -> list[StepMeasurement]:
 
 
 def in_ops(micro: Micro, index: int) -> str:
-    """One step's ops, and the rest of its time."""
+    """A table of one step's ops, and its overhead."""
     step = micro.step(micro.steps[index])
     rows = [
         (op, str(found["calls"]), f"{found['ms']:.3f}", percent(found["ms"] / step["ms"]))
@@ -160,7 +160,7 @@ def step_models(micro: Micro) -> str:
 
 
 def models(found: Sequence[tuple[str, int, Mapping[str, Any], Shares]]) -> str:
-    """Of each (name, rows, `Bound` in milliseconds, arithmetic): both times, and the time it took."""
+    """A table of times. found: (name, rows, `Bound.as_dict()`, arithmetic)."""
     times = ("read_ms", "arithmetic_ms", "max_ms", "sum_ms", "measured_ms")
     rows = [
         (
@@ -177,7 +177,7 @@ def models(found: Sequence[tuple[str, int, Mapping[str, Any], Shares]]) -> str:
 
 
 def side_by_side(ops: Sequence[OpMeasurement], backends: Sequence[str]) -> str:
-    """The microseconds of every op in each backend."""
+    """A table of the microseconds of every op in each backend."""
     cells: dict[tuple[str, str, int], dict[str, float]] = {}
     for op in ops:
         cells.setdefault((f"{op.op} {op.what}, {op.dtype}", op.shape, op.rows), {})[op.backend] = op.us
@@ -193,7 +193,8 @@ def percent(share: float) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown whose columns line up in a terminal too: the first to the left, numbers to the right."""
+    """A Markdown table with columns of equal width, so that a terminal shows it well too. The first column is
+    aligned to the left, the others to the right."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     widths = [max(3, width) for width in widths]
 

@@ -1,5 +1,5 @@
-"""`nextn bench compare`: several servers over scenarios and loads, taking turns in one run.
+"""`nextn bench compare`: several servers take turns over scenarios and loads in one run.
 
-`sides` and `scenarios` define what runs, and `plan` when. `contestant` and `run` run it. `identity` compares
-the texts and `results` holds the outcome. `table`, `plots` and `report` show it.
+`sides` defines the servers, `scenarios` the prompts, and `plan` the order. `contestant` and `run` run it.
+`identity` compares the texts. `results` holds the results; `table`, `plots` and `report` show them.
 """

@@ -23,8 +23,8 @@ WARMUP_TOKENS = 32  # at most, of the warm-up completion
 class Contestant:
     spec: SideSpec
     target: Target
-    info: dict[str, Any]  # nextn's /server_info; of other servers empty
-    context: int | None  # tokens; None: the server does not say
+    info: dict[str, Any]  # a nextn server's /server_info; empty for other servers
+    context: int | None  # tokens; None: the server does not report it
 
     @property
     def api(self) -> Api:
@@ -32,11 +32,12 @@ class Contestant:
 
     @property
     def caches_prompts(self) -> bool:
-        """Whether a repeated prompt may be less work."""
+        """Whether the server can have a prefix cache, so that a repeated prompt is less work."""
         return not self.info.get("disable_radix_cache", False)
 
     def takes(self, samples: Sequence[Sample], maker: Tokenizer | None) -> list[Sample]:
-        """`samples` as this side can read them: token ids of `maker` only if its ids are the same."""
+        """`samples` in a form that this side can read: token ids of `maker` if the side's tokenizer has the
+        same ids, otherwise text."""
         same = maker is not None and same_tokens(self.target.tokenizer, maker)
         return list(samples) if self.api.takes_ids and same else as_text(samples, maker)
 
@@ -50,13 +51,13 @@ class Contestant:
         return made
 
     def warmup_body(self, sample: Sample) -> dict[str, Any]:
-        """Makes a request with the prompt backwards, so that nothing of the load is cached."""
+        """Makes a request with the prompt reversed, so that no prompt of the load gets into a cache."""
         return self.body(Sample(sample.prompt[::-1], min(sample.output_len, WARMUP_TOKENS)), 0.0, 0)
 
 
 async def meet(spec: SideSpec, url: str, tokenizer: str | None, api_key: str | None) -> Contestant:
-    """Finds out about a running server. `tokenizer`: a folder; None: the server's own, if it is on this
-    machine. Raises BenchError when no server is there, ValueError for a `tokenizer` that cannot be read."""
+    """Queries a running server. `tokenizer`: a folder; None: the server's own, if it is on this machine.
+    Raises BenchError if there is no server, and ValueError if `tokenizer` cannot be read."""
     try:
         listed = await get(url, "/v1/models", api_key)
     except BenchError as e:
@@ -87,8 +88,9 @@ def same_tokens(one: Tokenizer | None, other: Tokenizer) -> bool:
 
 
 def salted(samples: Sequence[Sample], salt: str, tokenizer: Tokenizer | None) -> list[Sample]:
-    """The same loads with new beginnings, so that no prefix cache has seen them. Token ids keep their number:
-    the beginning is replaced. Raises ValueError for ids without a tokenizer."""
+    """The same prompts with new beginnings, so that no prefix cache knows them. A text gets a new first line.
+    Token ids keep their length: their beginning is replaced. Raises ValueError for ids without a
+    tokenizer."""
     return [salted_sample(sample, f"{salt}.{i}", tokenizer) for i, sample in enumerate(samples)]
 
 

@@ -1,7 +1,7 @@
-"""Which texts must be equal, and whether they are.
+"""Compares texts of the sides that must be equal.
 
-Sides that were started here with the same model and arithmetic write the same text, at any draft length, in
-any round and at any load. For other servers, only the share of texts equal to the first side's is counted.
+Sides that were started here with the same model and arithmetic must write the same text, at any draft length,
+in any round and at any load. For other servers, only the share of texts equal to the first side's is counted.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from nextn.bench.dev.sweep.contestant import Contestant
 from nextn.bench.texts import Difference, Texts
 from nextn.server_config import ServerConfig
 
-# What must not change a text: options of these groups, and these.
+# Options that must not change a text: the options of these groups, and these options.
 FREE_GROUPS = ("memory", "speculation", "server")
 FREE = ("threads", "context_length", "chunked_prefill_size", "max_running_requests", "check_integrity")
 
 
 def text_key(info: dict[str, Any]) -> Hashable:
-    """The options in a nextn server's /server_info that can change texts. Servers with equal keys must write
-    the same text.
+    """A key of the options in a nextn server's /server_info that can change texts. Servers with equal keys
+    must write the same text.
 
-    An option counts unless it is known to have no effect.
+    Every option counts that is not known to have no effect.
     """
     free = {f.name for f in dataclasses.fields(ServerConfig) if f.metadata["group"] in FREE_GROUPS} | {*FREE}
     settings = {f.name: info.get(f.name) for f in dataclasses.fields(ServerConfig) if f.name not in free}
@@ -35,7 +35,7 @@ def text_key(info: dict[str, Any]) -> Hashable:
 
 @dataclass
 class Agreement:
-    """Agreement of a running server with the first side."""
+    """How many texts of a server without a group were compared with the first side's, and how many differ."""
 
     compared: int = 0
     differ: int = 0
@@ -44,7 +44,8 @@ class Agreement:
 
 @dataclass
 class Identity:
-    """`groups`: for each side the key of those that must agree; None: nothing is promised."""
+    """All texts of a run. `groups`: a key for each side; sides with equal keys must write equal texts. None:
+    equality is not required."""
 
     groups: Sequence[Hashable | None]
     agreements: dict[int, Agreement] = field(default_factory=dict)  # of sides without a group
@@ -56,7 +57,8 @@ class Identity:
         return Identity([text_key(s.info) if s.spec.started else None for s in sides])
 
     def add(self, side: int, scenario: int, prompt: int, text: str, where: str) -> None:
-        """Adds a text. `prompt`: its number in the scenario. The first side comes first."""
+        """Adds a text of a side. `prompt`: its number in the scenario. The first side's texts must be added
+        before the others'."""
         if side == 0:
             self._base.setdefault((scenario, prompt), (text, where))
         group = self.groups[side]

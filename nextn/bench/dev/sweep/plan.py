@@ -1,4 +1,4 @@
-"""The order of the runs: scenario by scenario and load by load, each side once a round."""
+"""The order of the runs: scenario by scenario, load by load, and each side once in every round."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Level:
 
     @property
     def axis(self) -> str:
-        """The name of what `value` counts."""
+        """The name of `value`."""
         return "request rate" if self.concurrency is None else "concurrency"
 
     def __str__(self) -> str:
@@ -29,8 +29,8 @@ class Level:
 
 
 def make_levels(concurrencies: Sequence[int], rates: Sequence[float], num_prompts: int | None) -> list[Level]:
-    """Makes the levels in ascending order; one of the two lists is empty. Without `num_prompts`: two rounds
-    of what is in flight, or ten seconds' arrivals, and at least 8. Raises ValueError."""
+    """Makes the levels in ascending order; one of the two lists is empty. Without `num_prompts` a level has
+    twice the concurrency, or the arrivals of ten seconds, and at least 8 prompts. Raises ValueError."""
     for name, values in (("--concurrency", concurrencies), ("--request-rate", rates)):
         for value in values:
             if not (value > 0 and math.isfinite(value)):
@@ -48,8 +48,8 @@ def make_levels(concurrencies: Sequence[int], rates: Sequence[float], num_prompt
 
 @dataclass(frozen=True)
 class Turn:
-    """One load on one side, all by index; `round` from 1. Turns of one `serial` get the same prompts from
-    every side, one after another."""
+    """One load on one side. scenario, level, side: indices; `round` starts at 1. Turns with the same `serial`
+    follow each other, one for each side, and send the same prompts."""
 
     scenario: int
     level: int
@@ -59,8 +59,8 @@ class Turn:
 
 
 def turns(scenarios: int, levels: int, rounds: int, sides: int) -> Iterator[Turn]:
-    """A B C, A C B: at each load the sides take turns, so that a machine that slows down slows all of them.
-    The first one, with which the others are compared, goes first."""
+    """Yields the turns. At each load the sides alternate (A B C, A C B), so that a machine that slows down
+    slows all of them. The first side always goes first: the others are compared with it."""
     serial = 0
     for scenario in range(scenarios):
         for level in range(levels):

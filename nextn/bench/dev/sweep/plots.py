@@ -1,4 +1,5 @@
-"""Plots as PNG files' bytes: latency against throughput; ratio, TTFT and TPOT over the load."""
+"""The plots: latency against throughput; ratio, TTFT and TPOT over the load. A plot is the bytes of a PNG
+file."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from matplotlib.ticker import NullFormatter, NullLocator
 from nextn.bench.dev.sweep.results import Row
 from nextn.bench.plots import DARK, LIGHT, Palette, blank, dress, png
 
-# Sides take these in turn; the first is the base.
+# Colours of the sides, repeated if there are more sides. The first is the base's.
 COLORS = {
     LIGHT: ("#8a5a00", "#0a5fc4", "#1a7f37", "#8250df", "#bf3989", "#57606a"),
     DARK: ("#e0a33e", "#6cb6ff", "#56d364", "#d2a8ff", "#ff80ce", "#9da7b1"),
@@ -35,14 +36,15 @@ class Curves:
 
 
 def latency_throughput(curves: Curves, palette: Palette = LIGHT) -> bytes:
-    """Mean latency of a request over output tokens/s, a curve a side. Down and to the right is better."""
+    """Mean latency of a request over output tokens/s, one curve for each side. Lower and further to the right
+    is better."""
     figure = blank(palette)
     axes = figure.add_subplot(facecolor=palette.background)
     for i, name in enumerate(curves.sides):
         medians = [row.cells[i].median for row in curves.rows]
         x, y = [m.output_throughput for m in medians], [m.mean_e2e_ms / 1000 for m in medians]
         draw(axes, x, y, name, i, palette)
-        # Only the outer curves are labelled: the numbers of those between would lie on one another.
+        # Only the first and last curves have labels; those of the other curves would overlap.
         if i in (0, len(curves.sides) - 1):
             offset = (0, 9) if i == 0 else (0, -17)
             for row, right, up in zip(curves.rows, x, y, strict=True):
@@ -58,7 +60,7 @@ def latency_throughput(curves: Curves, palette: Palette = LIGHT) -> bytes:
 
 
 def ratio(curves: Curves, palette: Palette = LIGHT) -> bytes:
-    """Each side's ratio to the first one, over the load."""
+    """Each side's ratio to the first side, over the load."""
     figure = blank(palette)
     axes = figure.add_subplot(facecolor=palette.background)
     over_load(axes, curves, palette, lambda row, side: row.ratio(side))

@@ -1,4 +1,4 @@
-"""A folder for people: the table, the plots, a self-contained page, and results.json."""
+"""Writes a folder with the results: the table, the plots, a self-contained page, and results.json."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_report(results: Results, folder: Path) -> list[Path]:
 
 
 def plots(results: Results) -> dict[str, bytes]:
-    """PNG bytes by file name."""
+    """The plots, as bytes of PNG files by file name."""
     made = {}
     sides = [side.name for side in results.sides]
     for scenario, rows in results.scenarios:
@@ -44,7 +44,7 @@ def plots(results: Results) -> dict[str, bytes]:
 
 
 def page(results: Results, pictures: dict[str, bytes]) -> str:
-    """The HTML page; `pictures` as from `plots`."""
+    """The HTML page. `pictures`: a result of `plots`."""
     coded = {name: base64.b64encode(content).decode() for name, content in pictures.items()}
     sections = []
     for scenario, rows in results.scenarios:

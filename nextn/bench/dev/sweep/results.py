@@ -1,4 +1,4 @@
-"""The results of a comparison as plain data: the tables, plots, the page and results.json come from it."""
+"""The results of a comparison as plain data. The tables, plots, page and results.json are made from it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from nextn.stats import SpecStats
 
 @dataclass
 class Cell:
-    """One side at one load, all rounds."""
+    """All rounds of one side at one load."""
 
     rounds: list[Metrics] = field(default_factory=list)
-    spec: SpecStats | None = None  # what speculation did in all rounds; None: the server does not say
-    lifetime: float | None = None  # an accept length that is of the server's whole life, where that is all
-    failures: Counter[str] = field(default_factory=Counter)  # requests, by kind
-    first_failures: dict[str, str] = field(default_factory=dict)  # kind: message
+    spec: SpecStats | None = None  # speculation over all rounds; None: the server does not report it
+    lifetime: float | None = None  # accept length since the server started, if it reports only that
+    failures: Counter[str] = field(default_factory=Counter)  # failed requests by kind
+    first_failures: dict[str, str] = field(default_factory=dict)  # kind -> message
 
     def add(self, load: Load, spec: SpecStats | None) -> Metrics:
         found = calculate_metrics(load)
@@ -46,7 +46,7 @@ class Cell:
 
     @property
     def accept_length(self) -> float | None:
-        """Tokens that a verify step commits; None if nothing was drafted or nobody knows."""
+        """Tokens that a verify step commits; None if nothing was drafted or it is not known."""
         if self.spec is not None:
             return self.spec.accept_length if any(self.spec.proposed) else None
         return self.lifetime
@@ -58,7 +58,7 @@ class Cell:
 
     @property
     def simulated(self) -> bool:
-        """Were drafts accepted at random?"""
+        """Whether drafts were accepted at random."""
         return self.spec is not None and self.spec.simulated
 
 
@@ -70,10 +70,10 @@ class Row:
     cells: list[Cell]
 
     def ratio(self, side: int) -> float:
-        """How much better a side is than the first: the median over rounds of output tokens/s over the first
-        side's in the same round. At a request rate, which sets the throughput, it is the first side's mean
-        latency over this one's. Rounds are compared one by one because a machine that slows down slows
-        neighbours alike."""
+        """How much better a side is than the first side: the median over rounds of its output tokens/s over
+        the first side's in the same round. A request rate fixes the throughput, so there it is the first
+        side's mean latency over this side's. Rounds are compared one by one, because a machine that slows
+        down slows neighbouring turns equally."""
         rounds = zip(self.cells[0].rounds, self.cells[side].rounds, strict=True)
         if self.level.concurrency is None:
             return statistics.median(base.e2e_ms.mean / this.e2e_ms.mean for base, this in rounds)
@@ -81,13 +81,13 @@ class Row:
 
     @property
     def best(self) -> int:
-        """The side with the largest ratio; the first of equal ones."""
+        """Index of the side with the largest ratio; the first of equal ones."""
         return max(range(len(self.cells)), key=self.ratio)
 
 
 @dataclass(frozen=True)
 class SideInfo:
-    """`where`: its options of `nextn serve`, or its URL."""
+    """A side, for the report. `where`: its options of `nextn serve`, or its URL."""
 
     name: str
     where: str
@@ -102,7 +102,7 @@ class Results:
     scenarios: Sequence[tuple[Scenario, list[Row]]]
     rounds: int
     temperature: float
-    salt: str | None  # prompts had beginnings of their own in every round, made from it
+    salt: str | None  # makes the new beginnings of prompts in every round; None: prompts were not changed
     identity: Identity
     machine: Machine
     seconds: float  # from the first warm-up request to the last text
@@ -113,11 +113,11 @@ class Results:
 
     @property
     def ok(self) -> bool:
-        """No request failed and no text differs that must not."""
+        """Whether no request failed and all texts that must be equal are."""
         return not self.failed and not self.identity.differences
 
     def as_dict(self, details: bool = True) -> dict[str, Any]:
-        """`details`: include every round."""
+        """The record for results.json. `details`: include every round."""
         differences = self.identity.differences
         made = {
             "sides": [dataclasses.asdict(side) for side in self.sides],

@@ -1,6 +1,6 @@
-"""`nextn bench compare`: starts servers, lets the sides take turns, reports.
+"""`nextn bench compare` starts servers, lets the sides take turns, and reports.
 
-All servers run at once; those that wait for their turn cost memory only.
+All servers run at once. A server that waits for its turn costs only memory.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ from nextn.stats import SpecStats
 
 
 def run_compare(settings: Settings) -> int:
-    """Returns the exit code: 0, or 1 when a request failed or a text differs that must not.
+    """Runs the comparison. Returns the exit code: 0, or 1 if a request failed or texts that must be equal
+    differ.
 
-    Raises ValueError and OSError for what the user can fix. Raises BenchError for a server that does not come
-    up or answers nothing, after printing its last lines to stderr.
+    Raises ValueError and OSError for errors that the user can fix. Raises BenchError if a server does not
+    start or answers no request, after it has printed the server's last lines to stderr.
     """
     settings.check()
     settings.output_dir.mkdir(parents=True, exist_ok=True)
@@ -62,7 +63,7 @@ def run_compare(settings: Settings) -> int:
 
 @contextlib.contextmanager
 def started(settings: Settings, progress: Progress) -> Iterator[list[LocalServer | None]]:
-    """Yields for every side its server, ready; None for one that runs already."""
+    """Yields one entry for every side: a started server that is ready, or None for a running server."""
     own = sum(side.started for side in settings.sides)
     progress.now("start")
     if own:
@@ -87,7 +88,7 @@ def log_of(settings: Settings, side: int) -> Path:
 
 
 class Comparison:
-    """One run over everything in `settings`. `servers`: as from `started`."""
+    """One run over everything in `settings`. `servers`: the list that `started` yields."""
 
     def __init__(self, settings: Settings, servers: Sequence[LocalServer | None], progress: Progress) -> None:
         self.settings, self.servers, self.progress = settings, servers, progress
@@ -126,7 +127,7 @@ class Comparison:
         )
 
     def make_samples(self) -> None:
-        """Makes the prompts. Raises ValueError for a scenario that a side's context is too short for."""
+        """Makes the prompts. Raises ValueError if a side's context is too short for a scenario."""
         contexts = [side.context for side in self.sides if side.context is not None]
         most = max(level.prompts for level in self.settings.levels)
         for scenario in self.settings.scenarios:
@@ -138,7 +139,7 @@ class Comparison:
             self.samples.append([side.takes(made, self.maker) for side in self.sides])
 
     async def warm_up(self) -> None:
-        """Sends one short completion to each. Raises BenchError when it fails: the loads would fail too."""
+        """Sends one short request to each side. Raises BenchError if one fails: the loads would fail too."""
         self.progress.now("warm-up")
         for index, side in enumerate(self.sides):
             with self.last_lines(index):
@@ -153,7 +154,7 @@ class Comparison:
         where = f"{scenario.name}, {level}, {side.spec.name}, round {turn.round}"
         self.progress.now(where)
         samples = self.samples[turn.scenario][turn.side]
-        first = 0  # number of the first prompt; the same number is the same prompt
+        first = 0  # number of the first prompt; equal numbers mean equal prompts
         if salt is not None:
             samples = salted(samples, f"{salt}.{turn.serial}", self.maker)
             first = turn.serial * len(samples)

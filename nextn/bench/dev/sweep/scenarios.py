@@ -1,4 +1,4 @@
-"""The scenarios: input and output lengths under their usual names, and their prompts."""
+"""The scenarios: usual names for pairs of input and output lengths, and their prompts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nextn.bench.datasets import Sample, load_samples
 from nextn.bench.prompts import all_heldout_prompts
 from nextn.tokenizer import Tokenizer
 
-SHORTEST = 16  # tokens that a scaled length has at least
+SHORTEST = 16  # minimum of a scaled length, in tokens
 CODE = "code"
 # Input and output tokens of every prompt.
 LENGTHS: dict[str, tuple[int, int]] = {
@@ -22,30 +22,30 @@ LENGTHS: dict[str, tuple[int, int]] = {
     "summarization": (2048, 256),
 }
 TEXTS = ("real", "random")
-BETWEEN = "\n\n\n"  # two pieces of a joined prompt
+BETWEEN = "\n\n\n"  # separates the texts of a joined prompt
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Lengths in tokens; None: those of the prompts, or of the answers in `path`."""
+    """Lengths are in tokens; None: the lengths of the prompts themselves, or of the answers in `path`."""
 
     name: str
     input_len: int | None
     output_len: int | None
-    text: str  # of TEXTS
-    scale: float = 1.0  # that the lengths were multiplied by
-    path: Path | None = None  # of a ShareGPT file
+    text: str  # one of TEXTS
+    scale: float = 1.0  # factor of the lengths, already applied
+    path: Path | None = None  # a ShareGPT file
 
     @property
     def title(self) -> str:
-        """Its usual title: name input/output."""
+        """The usual title, "name input/output"."""
         if self.path is not None:
             return f"{self.name}, {self.path.name}"
         return f"{self.name} {self.input_len}/{self.output_len}" if self.input_len else self.name
 
     @property
     def source(self) -> str:
-        """What its prompts are and how long, in words."""
+        """The source and the length of its prompts, in words."""
         if self.path is not None:
             return f"conversations of {self.path.name}, each as long as in the file"
         if self.input_len is None:
@@ -57,14 +57,14 @@ class Scenario:
 
     @property
     def longest(self) -> int:
-        """Tokens of prompt and output together, if known before the prompts are made; else 0."""
+        """Tokens of prompt and output together; 0 if unknown before the prompts are made."""
         return self.input_len + self.output_len if self.input_len and self.output_len else 0
 
 
 def make_scenario(
     name: str, scale: float = 1.0, text: str = "real", output_len: int = 128, path: Path | None = None
 ) -> Scenario:
-    """Makes a scenario by name. `output_len`: for `code`, which is not scaled. Raises ValueError."""
+    """Makes a scenario by name. `output_len`: only for `code`, which is not scaled. Raises ValueError."""
     if name != CODE and name not in LENGTHS:
         raise ValueError(f"--scenario {name}: choose from {', '.join([CODE, *LENGTHS])}")
     if not 0 < scale <= 1000:
@@ -86,7 +86,8 @@ def scaled(length: int, scale: float) -> int:
 
 
 def check_fits(scenario: Scenario, context: int | None, side: str) -> None:
-    """Raises ValueError when prompt and output are longer than `context`, in tokens; None: unknown."""
+    """Raises ValueError if prompt and output are longer than `context` tokens. None: the context is not
+    known."""
     if context is None or scenario.longest <= context:
         return
     most = context / sum(LENGTHS[scenario.name])
@@ -101,7 +102,8 @@ def make_samples(
 ) -> list[Sample]:
     """Makes `count` prompts. Conversations of a file that are longer than `context` tokens are left out.
 
-    Raises ValueError without a tokenizer where one is needed, and for more prompts than there are; OSError.
+    Raises ValueError if the scenario needs a tokenizer and there is none, or if there are fewer prompts.
+    Raises OSError if the file cannot be read.
     """
     if scenario.name == CODE:
         assert scenario.output_len is not None
@@ -129,8 +131,9 @@ def make_samples(
 
 
 def joined(tokenizer: Tokenizer, count: int, length: int) -> list[list[int]]:
-    """Held-out texts one after another, as token ids: prompt i begins with text i. When all have been first,
-    each begins one token later, and so on: no two prompts begin alike."""
+    """`count` prompts of `length` token ids from the joined held-out texts. Prompt i begins with text i.
+    After the last text, prompts begin one token later in each text, and so on. So no two prompts begin at the
+    same place."""
     texts = [text.rstrip() + BETWEEN for text in all_heldout_prompts()]
     pieces = tokenizer.encode_batch(texts, add_special_tokens=False)
     stream = [token for piece in pieces for token in piece]

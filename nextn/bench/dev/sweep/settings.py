@@ -19,18 +19,18 @@ class Settings:
     scenarios: Sequence[Scenario]
     levels: Sequence[Level]
     output_dir: Path
-    model_path: str = EMBEDDED  # of servers that are started
-    common_options: Sequence[str] = ()  # of servers that are started
+    model_path: str = EMBEDDED  # for servers that are started
+    common_options: Sequence[str] = ()  # for servers that are started
     rounds: int = 3
-    temperature: float = 0.0  # above 0: every request has a seed of its own
+    temperature: float = 0.0  # above 0, every request has its own seed
     seed: int = 1
-    tokenizer: str | None = None  # a folder; None: as the first side says
-    api_key: str | None = None  # sent to servers that run
-    silence: float = 3600.0  # seconds without a word after which a request has failed
+    tokenizer: str | None = None  # a folder; None: the first side's
+    api_key: str | None = None  # sent to servers that were not started here
+    silence: float = 3600.0  # seconds without data after which a request fails
     bar: bool = False
 
     def check(self) -> None:
-        """Raises ValueError that names the option and the fix."""
+        """Raises ValueError, which names the wrong option and the fix."""
         check_sides(self.sides)
         if self.common_options and not any(side.started for side in self.sides):
             raise ValueError(f"{self.common_options[0]}: options after -- are for servers started here")
@@ -42,12 +42,12 @@ class Settings:
                 raise ValueError(f"--scenario has {name} twice")
 
     def server_options(self, side: SideSpec) -> list[str]:
-        """Options of `nextn serve`; a later one wins, so a side may serve another model or keep its prefix
-        cache."""
+        """Options of `nextn serve`. A later option replaces an earlier one, so a side can serve another model
+        or use a prefix cache."""
         return ["--model-path", self.model_path, "--disable-radix-cache", *self.common_options, *side.options]
 
     @property
     def texts(self) -> int:
-        """The number of texts to come."""
+        """Number of texts of the whole run."""
         per_round = sum(level.prompts for level in self.levels)
         return per_round * len(self.scenarios) * self.rounds * len(self.sides)

@@ -1,6 +1,6 @@
 """The sides of a comparison: servers started with options of `nextn serve`, and running servers.
 
-They are written as NAME="serve options", as a list of draft counts, or as NAME=[BACKEND+]URL.
+On the command line they are NAME="serve options", a list of draft counts, or NAME=[BACKEND+]URL.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from nextn.bench.apis import BACKENDS
 
-OURS = ("--port", "--host")  # options that the benchmark itself sets
+OURS = ("--port", "--host")  # options that only the benchmark sets
 
 
 @dataclass(frozen=True)
 class SideSpec:
-    """One side. `options`: of a server to start. `url`, `backend`: of a running one."""
+    """One side. `options`: options of a server to start. `url`, `backend`: those of a running server."""
 
     name: str
     options: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ def url_side(text: str) -> SideSpec:
     """NAME=[BACKEND+]URL -> a side. Raises ValueError."""
     name, place = halves("--base-url-side", text, "NAME=[BACKEND+]URL")
     backend, plus, url = place.partition("+")
-    if not plus or "://" in backend:  # a plus sign of the URL itself
+    if not plus or "://" in backend:  # no backend; a plus sign then belongs to the URL
         backend, url = "nextn", place
     if backend not in BACKENDS:
         raise ValueError(f"--base-url-side {text}: backend {backend!r}; choose from {', '.join(BACKENDS)}")
@@ -77,7 +77,7 @@ def halves(option: str, text: str, form: str) -> tuple[str, str]:
 
 
 def check_sides(sides: Sequence[SideSpec]) -> None:
-    """Raises ValueError unless there are two or more, each with a name of its own."""
+    """Raises ValueError if there are fewer than two sides, or if two have the same name."""
     names = [side.name for side in sides]
     if len(names) < 2:
         raise ValueError(f"one side ({names[0]}) is no comparison; add one with --side or --num-steps")

@@ -1,4 +1,4 @@
-"""The comparison as Markdown that reads in a terminal too, laid out like the tables that are published."""
+"""The comparison as Markdown tables, laid out like published ones and readable in a terminal too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NOTHING = "-"
 
 
 def markdown(results: Results) -> str:
-    """What was compared on what, and a table for each scenario. It ends in an empty line."""
+    """The heading, and a table for each scenario. It ends with an empty line."""
     lines = [*(f"- {line}" for line in heading(results)), ""]
     for scenario, rows in results.scenarios:
         lines += [f"### {scenario.title}", "", f"{scenario.source}; {prompts_of(rows)}.", ""]
@@ -55,12 +55,12 @@ def prompts_of(rows: Sequence[Row]) -> str:
 
 
 def layout(results: Results, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """The names of the columns, and the rows."""
+    """The names of the columns, and the rows of the table."""
     return pairs(results, rows) if len(results.sides) == 2 else groups(results, rows)
 
 
 def pairs(results: Results, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Two sides: a row for each load, as published."""
+    """The table of two sides: a row for each load, as in published tables."""
     base, other = (side.name for side in results.sides)
     axis = rows[0].level.axis
     header = [axis, base, other, "ratio", "accept length", "by depth, %", "TTFT ms", "TPOT ms"]
@@ -77,7 +77,7 @@ def pairs(results: Results, rows: Sequence[Row]) -> tuple[list[str], list[list[s
 
 
 def groups(results: Results, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """More sides: at each load a row for each side, and the best of them."""
+    """The table of more than two sides: at each load a row for each side, and a row that names the best."""
     header = [
         rows[0].level.axis, "side", "tok/s", "ratio", "accept length", "by depth, %", "TTFT ms", "TPOT ms",
     ]  # fmt: skip
@@ -95,7 +95,7 @@ def groups(results: Results, rows: Sequence[Row]) -> tuple[list[str], list[list[
 
 
 def acceptance(cell: Cell) -> tuple[str, str]:
-    """Accept length, and percent of drafts accepted at depth 1, 2, ..."""
+    """Cells: accept length, and the percentage of drafts accepted at depth 1, 2, ..."""
     length = cell.accept_length
     if length is None:
         return NOTHING, NOTHING
@@ -113,7 +113,7 @@ def failures(results: Results, rows: Sequence[Row]) -> list[str]:
 
 
 def aligned(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table in columns: numbers to the right, words to the left."""
+    """Lines of a Markdown table with columns of equal width: numbers to the right, words to the left."""
     widths = [max(map(len, column)) for column in zip(header, *body, strict=True)]
     left = [name in ("side", "by depth, %") for name in header]
 
@@ -129,7 +129,8 @@ def aligned(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 
 
 def verdict(results: Results) -> str:
-    """Whether the texts are equal; the first difference, if there is one; failed requests."""
+    """Says whether the texts are equal, with the first difference if there is one, and how many requests
+    failed."""
     identity = results.identity
     differences = identity.differences
     lines = []
