@@ -33,6 +33,7 @@ struct NxWeight {
     int64_t scale_stride;  // floats from one weight's scales to the next
     int32_t way;           // of multiplying: 0 the level's default, 1 tiles, 2 bf16 pairs, 3 f32 multiply-adds,
                            // 4 dot products of bytes (coded kinds only)
+    int32_t non_temporal;  // 1: few rows read it past the outer caches, because a step reads it once
 };
 }
 

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +46,7 @@ from nextn.models.sizes import check_target, checked_config
 from nextn.models.token_map import read_token_map
 from nextn.models.torch_model import TorchModel
 from nextn.ops.cpu.library import choose_level
+from nextn.ops.cpu.reading import non_temporal
 from nextn.ops.registry import make_ops
 from nextn.ops.stored import Format
 
@@ -171,7 +173,7 @@ def _native(
     world = make_world(config, cfg, ep_rank, ranks) if shares_experts(config) else None
     model = NativeModel(
         cfg, source.nextn, threads, made, source.stored, drafting, level, ranks, world,
-        ways_of(config, level), config.ep_dispatch_dtype == "fp8",
+        ways_of(config, level), config.ep_dispatch_dtype == "fp8", partial(non_temporal, level),
     )  # fmt: skip
     weights = model.weights
     if made is not None and (others := weights.not_whole_groups):

@@ -81,10 +81,13 @@ class NativeModel:
         world: ExpertWorld | None = None,
         way: Callable[[int], int] = lambda kind: 0,
         fp8_rows: bool = False,
+        non_temporal: Callable[[int], bool] = lambda size: False,
     ) -> None:
         """ranks: the ranks that compute every step together. world: these ranks and others, if they share the
         target's experts; before each `forward`, all call its `step`. way: how the products of each kind of
-        weights are computed (`nextn.ops.cpu.ways`). fp8_rows: routed experts read rows rounded to e4m3."""
+        weights are computed (`nextn.ops.cpu.ways`). fp8_rows: routed experts read rows rounded to e4m3.
+        non_temporal: size of all weights in bytes -> whether they are read past the outer caches
+        (`nextn.ops.cpu.reading`)."""
         for name, most in WIDEST.items():
             if (getattr(cfg, name) or 0) > most:
                 raise ValueError(f"{name} is {getattr(cfg, name)}: the native kernels take at most {most}")
@@ -101,6 +104,8 @@ class NativeModel:
         self.place, self._ranks, self.world = w.place, ranks, world
         for layer in w.layers:
             layer.mlp.fp8_rows = fp8_rows
+        if non_temporal(w.bytes):
+            w.read_past_caches()
         heads = w.part(cfg.num_attention_heads, 1)
         self._tables = rotary_tables(cfg, cfg.max_position_embeddings, self.device)
         self._model = Model(

@@ -117,6 +117,17 @@ class NativeWeights(NativePanels):
                     lambda tensor: head.place(tensor.take(ids) if isinstance(tensor, Stored) else tensor[ids])
                 )
 
+    def read_past_caches(self) -> None:
+        """Marks the target's weights as non-temporal: a step reads them once. It reads those of the drafter
+        once for each draft."""
+        shared_head = len(self.nextn) > 0 and self.draft_head.data == self.head.data
+        self.head.non_temporal = int(not shared_head)
+        for layer in self.layers[: self.cfg.num_hidden_layers]:
+            mlp = layer.mlp
+            weights = (layer.down, layer.q_up, layer.key_up, layer.value_up, layer.out)
+            for weight in (*weights, mlp.gate_up, mlp.down, mlp.shared_gate_up, mlp.shared_down):
+                weight.non_temporal = 1
+
     @property
     def bytes(self) -> int:
         return self.embedding.numel() * 2 + sum(w.bytes for w in self.packed)

@@ -17,7 +17,7 @@ from ctypes import (
 )  # fmt: skip
 from struct import Struct
 
-INTERFACE = 26  # value of nx_interface in a library that fits this file
+INTERFACE = 27  # value of nx_interface in a library that fits this file
 F32, BF16, E4M3, INT8 = range(4)
 INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q4_1, Q5_0, Q5_1 = range(4, 14)  # few-bit codes (csrc/coded.h)
 KINDS = {  # their names
@@ -46,6 +46,7 @@ class Weight(Structure):
     _fields_ = (
         ("data", c_void_p), ("scales", c_void_p), ("n_out", c_int32), ("n_in", c_int32), ("kind", c_int32),
         ("block", c_int32), ("stride", c_int64), ("scale_stride", c_int64), ("way", c_int32),
+        ("non_temporal", c_int32),
     )  # fmt: skip
 
 

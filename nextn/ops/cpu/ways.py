@@ -6,20 +6,14 @@ because a row's bits must not depend on the rows beside it. So a way is judged a
 the geometric mean of its times divided by those of the level's default way. The default stays unless this
 mean is below GAIN. The shapes of the trials are fixed: the choice depends on machine, build and format, but
 not on the model or its split. So all ranks and all later starts choose the same way.
-
-    {"chip": "...", "cores": 2, "level": "amx", "build": "...",
-     "formats": {"bf16": {"way": 0, "seconds": {"AMX tiles": [...], ...}}}}
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,13 +21,11 @@ from typing import Any
 import torch
 
 from nextn.config import usable_cores
-from nextn.machine import cpu_model
 from nextn.ops.cpu import coded
 from nextn.ops.cpu.interface import BY_BYTES, E4M3, F32, KINDS, WAYS
-from nextn.ops.cpu.library import build_of, library
+from nextn.ops.cpu.library import library
+from nextn.ops.cpu.trials import TrialFile, least_seconds
 from nextn.ops.cpu.weights import Arena, PackedWeight
-from nextn.user_cache import user_cache
-from nextn.whole_file import write_whole
 
 log = logging.getLogger("nextn.engine")
 
@@ -42,7 +34,6 @@ GAIN = 0.95
 SHAPE = (1024, 1024)  # outputs and inputs of a trial's weights
 BYTES = 24 << 20  # of weights that products with few rows read in turn, as a step reads a model
 MANY = 16  # rows; from here on arithmetic limits the speed, and two weights are enough
-SECONDS = 0.01  # duration of a trial
 Seconds = Mapping[int, Sequence[float]]  # way -> time of a product with one weight, at each of ROWS
 
 
@@ -53,11 +44,7 @@ class Ways:
 
     def __init__(self, level: str, folder: Path | None = None) -> None:
         self._level = level
-        self._key = {
-            "chip": cpu_model(), "cores": usable_cores(), "level": level, "build": build_of(level),
-        }  # fmt: skip
-        name = hashlib.sha256(json.dumps(self._key).encode()).hexdigest()[:24]
-        self._path = (folder or user_cache() / "kernels") / f"{name}.json"
+        self._file = TrialFile(level, folder)
         self._known: dict[int, int] = {}
 
     def of(self, kind: int) -> int:
@@ -68,7 +55,7 @@ class Ways:
 
     def kept(self) -> dict[str, str]:
         """The results of earlier starts: name of the format -> description."""
-        formats = self._read()["formats"]
+        formats = self._file.read()["formats"]
         words = {}
         for name, found in formats.items():
             with contextlib.suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
@@ -82,14 +69,14 @@ class Ways:
         if len(ways) < 2:
             return 0
         try:
-            with _locked(self._path):
+            with self._file.locked():
                 return self._kept_or_measured(kind, ways)
         except OSError as e:
             log.info("kernels: %s weights by the level's own arithmetic (%s)", KINDS[kind], e)
             return 0
 
     def _kept_or_measured(self, kind: int, ways: Sequence[int]) -> int:
-        kept, name = self._read(), KINDS[kind]
+        kept, name = self._file.read(), KINDS[kind]
         with contextlib.suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
             found = kept["formats"][name]
             if found["way"] in (0, *ways):
@@ -98,18 +85,9 @@ class Ways:
         seconds = measure(self._level, kind, (0, *ways))
         way = choose(seconds)
         kept["formats"][name] = {"way": way, "seconds": {WAYS[w]: found for w, found in seconds.items()}}
-        write_whole(self._path, json.dumps(kept, indent=1).encode())
+        self._file.write(kept)
         log.info("kernels: %s weights by %s", name, describe(way, seconds))
         return way
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            kept = json.loads(self._path.read_bytes())
-            if isinstance(kept["formats"], dict):
-                return dict(kept)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            pass
-        return {**self._key, "formats": {}}
 
 
 def measure(level: str, kind: int, ways: Sequence[int]) -> dict[int, list[float]]:
@@ -132,7 +110,7 @@ def measure(level: str, kind: int, ways: Sequence[int]) -> dict[int, list[float]
     try:
         for rows in ROWS:
             some = weights if rows < MANY else weights[:2]
-            for way, least in _least(ways, partial(product, rows, some)).items():
+            for way, least in least_seconds(ways, partial(product, rows, some)).items():
                 found[way].append(least / len(some))
     finally:
         kernels.nx_pool_free(pool)
@@ -165,28 +143,3 @@ def _seconds(found: Mapping[str, Any]) -> Seconds:
     if found["way"] not in seconds or any(len(each) != len(ROWS) for each in seconds.values()):
         raise ValueError(found)
     return seconds
-
-
-def _least(ways: Sequence[int], once: Callable[[int], None]) -> dict[int, float]:
-    """way -> the minimum of several measured times, in seconds. The ways take turns."""
-    best, began = dict.fromkeys(ways, math.inf), time.perf_counter()
-    for way in ways:
-        once(way)  # warm-up: wakes threads and fills caches
-    while math.inf in best.values() or time.perf_counter() - began < SECONDS * len(ways):
-        for way in ways:
-            start = time.perf_counter()
-            once(way)
-            best[way] = min(best[way], time.perf_counter() - start)
-    return best
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Lets one process at a time run the block. Raises OSError if the lock file cannot be written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "w") as held:
-        with contextlib.suppress(ImportError):  # Windows has no fcntl: two processes may measure at once
-            import fcntl
-
-            fcntl.flock(held, fcntl.LOCK_EX)
-        yield

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from nextn.ops.cpu import ways
+from nextn.ops.cpu import trials, ways
 from nextn.ops.cpu.interface import BF16, E4M3, F32, INT8, KINDS, WAYS
 from nextn.ops.cpu.library import library, machine_level
 from nextn.ops.cpu.ways import GAIN, ROWS, Ways, choose, describe, measure
@@ -38,7 +38,7 @@ def asked(monkeypatch):
 
 @pytest.mark.parametrize("kind", [F32, BF16, E4M3, INT8])
 def test_every_way_of_this_machine_is_measured(kind, monkeypatch):
-    monkeypatch.setattr(ways, "SECONDS", 0.0)
+    monkeypatch.setattr(trials, "SECONDS", 0.0)
     monkeypatch.setattr(ways, "BYTES", 0)
     able = [0, *(way for way in range(1, len(WAYS)) if library(LEVEL).nx_ways(kind) >> way & 1)]
     found = measure(LEVEL, kind, able)
@@ -72,7 +72,7 @@ def test_each_kind_is_measured_for_itself(tmp_path, asked):
 
 def test_another_chip_or_level_measures_again(tmp_path, asked, monkeypatch):
     Ways(LEVEL, tmp_path).of(BF16)
-    monkeypatch.setattr(ways, "cpu_model", lambda: "another chip")
+    monkeypatch.setattr(trials, "cpu_model", lambda: "another chip")
     Ways(LEVEL, tmp_path).of(BF16)
     Ways("portable", tmp_path).of(BF16)
     assert asked == [(LEVEL, BF16), (LEVEL, BF16), ("portable", BF16)]

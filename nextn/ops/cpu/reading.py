@@ -1,0 +1,86 @@
+"""Whether steps with few rows read the target's weights past the outer caches.
+
+A step reads each weight of the target once. Weights that are larger than the last-level cache evict all other
+data from it in every step: the drafter's weights, which are read once per draft, activations, and what Python
+uses between two native calls. With a non-temporal prefetch, a cache line goes to the first-level cache only.
+nextn uses it if the weights are larger than the last-level cache, and if it does not make reading itself
+slower. That is measured once per machine, level and build, in about 30 ms, and saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+
+import torch
+
+from nextn.config import usable_cores
+from nextn.ops.cpu.library import library
+from nextn.ops.cpu.trials import TrialFile, least_seconds
+from nextn.ops.cpu.weights import Arena, PackedWeight
+
+log = logging.getLogger("nextn.engine")
+
+SLOWER = 1.02  # a non-temporal prefetch is used if the time of reading grows by less than this factor
+SHAPE = (1024, 1024)  # outputs and inputs of a weight in the trial
+MOST = 96 << 20  # bytes of the trial's weights
+
+
+def non_temporal(level: str, size: int, folder: Path | None = None) -> bool:
+    """Whether kernels of this level should read a model's weights past the outer caches. size: bytes of all
+    its weights. False if the size of the cache is unknown, or if the result cannot be saved."""
+    cache = last_level_cache()
+    if not 0 < cache < size:
+        return False
+    file = TrialFile(level, folder)
+    try:
+        with file.locked():
+            usual, past = _saved_or_measured(file, level, cache)
+    except OSError as e:
+        log.info("kernels: weights are read through the caches (%s)", e)
+        return False
+    log.info("kernels: reading weights past the caches takes %.2f of the time", past / usual)
+    return past < SLOWER * usual
+
+
+def _saved_or_measured(file: TrialFile, level: str, cache: int) -> tuple[float, float]:
+    results = file.read()
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        usual, past = map(float, results["reading"])
+        if usual > 0.0 < past:
+            return usual, past
+    results["reading"] = found = measure_reading(level, cache)
+    file.write(results)
+    return found
+
+
+def measure_reading(level: str, cache: int) -> tuple[float, float]:
+    """Seconds in which one row meets weights of twice the size of the cache, at most MOST bytes: without and
+    with non-temporal prefetch."""
+    kernels, (n_out, n_in), arena = library(level), SHAPE, Arena()
+    weights = [PackedWeight(n_out, n_in, arena=arena)]
+    while sum(w.bytes for w in weights) < min(2 * cache, MOST):
+        weights.append(PackedWeight(n_out, n_in, arena=arena))
+    x, y = torch.ones(1, n_in, dtype=torch.bfloat16), torch.empty(1, n_out)
+    pool = kernels.nx_pool_new(usable_cores())
+
+    def read(past: int) -> None:
+        for weight in weights:
+            weight.struct.non_temporal = past
+            kernels.nx_linear(pool, x.data_ptr(), 1, weight.struct, y.data_ptr())
+
+    try:
+        found = least_seconds((0, 1), read)
+    finally:
+        kernels.nx_pool_free(pool)
+    return found[0], found[1]
+
+
+def last_level_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Bytes of this machine's largest cache, as Linux reports it; 0 if it is not reported."""
+    found = [0]
+    for file in folder.glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int(file.read_text().strip().removesuffix("K")) << 10)
+    return max(found)

@@ -1,0 +1,76 @@
+"""Trials of the native kernels: timing, and the file in which results are saved for later starts.
+
+There is one file for each chip, number of cores, level and build:
+
+    {"chip": "...", "cores": 2, "level": "amx", "build": "...",
+     "formats": {"bf16": {"way": 0, "seconds": {"AMX tiles": [...], ...}}},
+     "reading": [0.00071, 0.00062]}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from nextn.config import usable_cores
+from nextn.machine import cpu_model
+from nextn.ops.cpu.library import build_of
+from nextn.user_cache import user_cache
+from nextn.whole_file import write_whole
+
+SECONDS = 0.01  # duration of a trial
+
+
+def least_seconds(options: Sequence[int], once: Callable[[int], None]) -> dict[int, float]:
+    """option -> the minimum of several measured times. The options take turns."""
+    best, began = dict.fromkeys(options, math.inf), time.perf_counter()
+    for option in options:
+        once(option)  # warm-up: wakes threads and fills caches
+    while math.inf in best.values() or time.perf_counter() - began < SECONDS * len(options):
+        for option in options:
+            start = time.perf_counter()
+            once(option)
+            best[option] = min(best[option], time.perf_counter() - start)
+    return best
+
+
+class TrialFile:
+    """level: of the kernels. folder: by default nextn/kernels in the user's cache."""
+
+    def __init__(self, level: str, folder: Path | None = None) -> None:
+        self._key = {
+            "chip": cpu_model(), "cores": usable_cores(), "level": level, "build": build_of(level),
+        }  # fmt: skip
+        name = hashlib.sha256(json.dumps(self._key).encode()).hexdigest()[:24]
+        self._path = (folder or user_cache() / "kernels") / f"{name}.json"
+
+    def read(self) -> dict[str, Any]:
+        """The saved results; without results if there is no valid file."""
+        try:
+            kept = json.loads(self._path.read_bytes())
+            if isinstance(kept["formats"], dict):
+                return dict(kept)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            pass
+        return {**self._key, "formats": {}}
+
+    def write(self, results: dict[str, Any]) -> None:
+        """Raises OSError."""
+        write_whole(self._path, json.dumps(results, indent=1).encode())
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lets one process at a time run the block. Raises OSError if the lock file cannot be written."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._path.with_suffix(".lock"), "w") as held:
+            with contextlib.suppress(ImportError):  # Windows has no fcntl: two processes may measure at once
+                import fcntl
+
+                fcntl.flock(held, fcntl.LOCK_EX)
+            yield
