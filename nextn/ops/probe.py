@@ -6,6 +6,7 @@ very narrow results they depend on the row's index.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
@@ -23,18 +24,22 @@ OPERATIONS = 1 << 27  # maximum multiply-adds of a probe; of wider weights, the 
 
 def product_modes(shapes: Iterable[Shape], dtype: torch.dtype, device: torch.device) -> Mapping[Shape, Mode]:
     """The cheapest row-invariant mode of every shape: with `F.linear` and with `torch.bmm`, a row has the
-    same bits at any index in a batch of any aligned size."""
-    gen = torch.Generator().manual_seed(0)
-    modes: dict[Shape, Mode] = {}
-    for n_out, n_in in sorted(set(shapes)):
-        probed = max(1, min(n_out, OPERATIONS // (256 * n_in)))
-        weight = torch.randn(probed, n_in, generator=gen).to(device, dtype)
-        x = torch.randn(264, n_in, generator=gen).to(device, dtype)
-        if _invariant(x, weight, (8, 16, 24, 72, 256)):
-            modes[n_out, n_in] = "direct"
-        else:
-            modes[n_out, n_in] = "blocks" if _invariant(x, weight, (8,)) else "sums"
-    return modes
+    same bits at any index in a batch of any aligned size. Each shape is measured once per process, for each
+    number of threads."""
+    threads = torch.get_num_threads()
+    return {shape: _mode(shape, dtype, device, threads) for shape in sorted(set(shapes))}
+
+
+@functools.cache
+def _mode(shape: Shape, dtype: torch.dtype, device: torch.device, threads: int) -> Mode:
+    """threads: those that torch uses now."""
+    (n_out, n_in), gen = shape, torch.Generator().manual_seed(0)
+    probed = max(1, min(n_out, OPERATIONS // (256 * n_in)))
+    weight = torch.randn(probed, n_in, generator=gen).to(device, dtype)
+    x = torch.randn(264, n_in, generator=gen).to(device, dtype)
+    if _invariant(x, weight, (8, 16, 24, 72, 256)):
+        return "direct"
+    return "blocks" if _invariant(x, weight, (8,)) else "sums"
 
 
 def _invariant(x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> bool:

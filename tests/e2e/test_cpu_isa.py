@@ -3,6 +3,8 @@ same with and without drafts; engines of several levels live in one process."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from support.native_kernels import built_levels
 
@@ -27,15 +29,20 @@ def engine(level: str, drafts: int | str) -> LLM:
     return LLM(cpu_isa=level, threads=1, speculative_num_steps=drafts, kv_cache_tokens=2048)
 
 
+@cache
+def without_drafts(level: str) -> list[list[int]]:
+    llm = engine(level, 0)
+    assert llm.engine.startup["cpu_isa"] == level
+    return texts(llm)
+
+
 @pytest.mark.parametrize("level", CPU_LEVELS)
 def test_text_is_the_same_with_drafts(level: str) -> None:
     if level not in built_levels():
         with pytest.raises(ValueError, match=f"--cpu-isa {level}: .* this machine can run portable"):
             engine(level, 0)
         return
-    plain = engine(level, 0)
-    assert plain.engine.startup["cpu_isa"] == level
-    want = texts(plain)
+    want = without_drafts(level)
     for drafts in (3, "auto") if level == built_levels()[-1] else (3,):
         llm = engine(level, drafts)
         assert texts(llm) == want
@@ -49,5 +56,5 @@ def test_levels_side_by_side() -> None:
     engines = {level: engine(level, 2) for level in (levels[0], levels[-1])}
     first = {level: texts(llm) for level, llm in engines.items()}
     assert {level: texts(llm) for level, llm in reversed(engines.items())} == first
-    assert {level: texts(engine(level, 0)) for level in engines} == first
+    assert {level: without_drafts(level) for level in engines} == first
     assert {llm.engine.startup["cpu_isa"] for llm in engines.values()} == set(engines)

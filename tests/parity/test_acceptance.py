@@ -21,6 +21,9 @@ ARCHITECTURES = {
     "random": "DeepseekV3ForCausalLM", "glm": "Glm4MoeForCausalLM", "mimo": "MiMoForCausalLM",
 }  # fmt: skip
 SAMPLING = {"greedy": 0.0, "seeded": 1.0}
+RANDOM = ("random-1", "random-2", "glm-1", "mimo-2")
+SETUPS = ("tiny-1", *RANDOM)
+random_models = pytest.mark.parametrize("setup", RANDOM, indirect=True)
 
 
 class Setup:
@@ -48,22 +51,26 @@ class Setup:
         assert n == len(trace.prompt) + trace.params.max_tokens
 
 
-@pytest.fixture(scope="module", params=["random-1", "tiny-1", "random-2", "glm-1", "mimo-2"])
+@pytest.fixture(scope="module", params=SETUPS)
 def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setup:
     kind, _, number = request.param.partition("-")
     layers = int(number)
     if kind == "tiny":
         if not TINY.exists():
             pytest.skip("nextn-tiny is not in the package yet")
-        return Setup(TINY, tiny_prompts(), 16, layers)
+        return Setup(TINY, tiny_prompts(), 12, layers)
     config, tensors = random_checkpoint({"num_nextn_predict_layers": layers}, 3, ARCHITECTURES[kind])
     folder = write_checkpoint(tmp_path_factory.mktemp(kind), config, tensors)
     rng = random.Random(0)
     prompts = [rng.choices(range(config["vocab_size"]), k=k) for k in (1, 6, 37)]
-    return Setup(folder, prompts, 16, layers)
+    return Setup(folder, prompts, 12, layers)
 
 
-@pytest.mark.parametrize(("num_drafts", "sampling"), [(1, "greedy"), (3, "seeded")])
+@pytest.mark.parametrize(
+    ("setup", "num_drafts", "sampling"),
+    [("random-1", 1, "greedy"), *((setup, 3, "seeded") for setup in SETUPS)],
+    indirect=["setup"],
+)
 def test_every_step_equals_the_reference(setup: Setup, num_drafts: int, sampling: str) -> None:
     params = setup.params(sampling)
     engine = make_engine(setup.folder, num_drafts)
@@ -72,28 +79,25 @@ def test_every_step_equals_the_reference(setup: Setup, num_drafts: int, sampling
     for trace in traces.values():
         assert trace.steps == setup.reference.generate(trace.prompt, num_drafts, params)
         accepted += sum(s.accepted for s in trace.steps)
-    if sampling == "seeded" or setup.vocab_size > 1000:
+    if sampling == "seeded":
         assert accepted > 0  # or nothing but refusals was compared
 
 
-def test_prefix_cache_hit_equals_miss(setup: Setup) -> None:
-    """The same prompt again, and two that leave it: within a page (pages hold 4), and at the end of one."""
+@random_models
+def test_prefix_cache_hit(setup: Setup) -> None:
+    """The same prompt again, and two that leave it: within a page (pages hold 4), and at the end of one. What
+    is computed after it is as if there were no cache."""
     first = setup.prompts[2]
     params = setup.params("seeded")
     warm = make_engine(setup.folder, 3)
     run(warm, {"first": (first, params)})
-    cold = make_engine(setup.folder, 3, disable_radix_cache=True)
-    for shared in (len(first), 18, 16) if setup.vocab_size < 1000 else (18,):
+    for shared in (len(first), 18, 16) if setup.folder.name.startswith("random") else (16,):
         prompt = first[:shared] + [(t + 1) % setup.vocab_size for t in first[shared : shared + 5]]
         hit = run(warm, {"hit": (prompt, params)})["hit"]
-        miss = run(cold, {"miss": (prompt, params)})["miss"]
         assert hit.last is not None
-        assert miss.last is not None
         # A page's last drafter entry is made with the token after the page: of 16 shared tokens only 12 hold.
         # The last of several layers looks further still.
         assert hit.last.cached_tokens == (shared - setup.layers) // 4 * 4
-        assert miss.last.cached_tokens == 0
-        assert hit.steps == miss.steps
         setup.check(hit)
 
 
@@ -102,19 +106,20 @@ def test_hit_on_generated_tokens(setup: Setup) -> None:
     params = setup.params("greedy")
     engine = make_engine(setup.folder, 3)
     first = run(engine, {"a": (setup.prompts[2], params)})["a"]
-    again = run(engine, {"b": (first.tokens[:-12], params.replace(max_tokens=12))})["b"]
+    again = run(engine, {"b": (first.tokens[:-8], params.replace(max_tokens=8))})["b"]
     assert again.last is not None
     assert again.last.cached_tokens == (len(again.prompt) - setup.layers) // 4 * 4
     assert again.tokens == first.tokens
     setup.check(again)
 
 
+@pytest.mark.parametrize("setup", ["random-1", "random-2", "glm-1"], indirect=True)
 def test_retraction(setup: Setup) -> None:
     """A pool too small for all: whoever is retracted drafts as if nothing had happened. One setup has no
     prefix cache."""
-    params = setup.params("greedy")
+    params = setup.params("seeded").replace(max_tokens=16)
     work = {f"{i}{again}": (prompt, params) for i, prompt in enumerate(setup.prompts) for again in "ab"}
-    longest = max(len(p) for p in setup.prompts) + setup.max_tokens
+    longest = max(len(p) for p in setup.prompts) + params.max_tokens
     engine = make_engine(setup.folder, 3, kv_cache_tokens=longest + 12, disable_radix_cache=setup.naive)
     traces = run(engine, work)
     retracted = [t for t in traces.values() if t.last is not None and t.last.retractions]

@@ -29,11 +29,11 @@ pytestmark = pytest.mark.skipif(not NATIVE, reason="no native kernels here")
 TEXT = list(range(300, 340))
 RATES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)
 REQUESTS = [
-    (TEXT[:3], SamplingParams(max_tokens=40, temperature=0)),
-    (TEXT, SamplingParams(max_tokens=30, seed=2**63 + 5, stream=1)),
-    (TEXT[5:], SamplingParams(max_tokens=30, seed=4, stream=2, top_k=20, temperature=0.7)),
-    (TEXT[9:], SamplingParams(max_tokens=30, seed=1, stream=3, top_p=0.9, min_p=0.01)),
-    (TEXT[:20], SamplingParams(max_tokens=30, seed=6, stream=4, speculative=SpeculativeParams(num_steps=2))),
+    (TEXT[:3], SamplingParams(max_tokens=20, temperature=0)),
+    (TEXT, SamplingParams(max_tokens=15, seed=2**63 + 5, stream=1)),
+    (TEXT[5:], SamplingParams(max_tokens=15, seed=4, stream=2, top_k=20, temperature=0.7)),
+    (TEXT[9:], SamplingParams(max_tokens=15, seed=1, stream=3, top_p=0.9, min_p=0.01)),
+    (TEXT[:20], SamplingParams(max_tokens=15, seed=6, stream=4, speculative=SpeculativeParams(num_steps=2))),
 ]
 
 

@@ -120,7 +120,7 @@ def texts(path: str, tokens: int, **options: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "kernels", "count"), [("bf16", "cpu", 48), ("f32", "cpu", 48), ("bf16", "reference", 12)]
+    ("kind", "kernels", "count"), [("bf16", "cpu", 24), ("f32", "cpu", 24), ("bf16", "reference", 8)]
 )
 def test_plain_values_are_the_checkpoint_itself(
     tiny: Callable[[str], str], kind: str, kernels: str, count: int
@@ -143,15 +143,15 @@ def test_a_draft_folder_for_a_file_without_nextn_layers(tmp_path: Path) -> None:
         LLM(str(file), speculative_num_steps=2)
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
-def test_drafts_change_no_text(tiny: Callable[[str], str], kind: str) -> None:
-    path = tiny(kind)
-    want = [ids for ids, *_ in texts(path, 40, speculative_num_steps=0)]
+def test_drafts_change_no_text(tiny: Callable[[str], str]) -> None:
+    """Of 4 bits; the draft folder's has 8."""
+    path = tiny("q4_0")
+    want = [ids for ids, *_ in texts(path, 24, speculative_num_steps=0)]
     for options in (
         {"speculative_num_steps": 3},
         {"speculative_num_steps": 2, "speculative_eagle_topk": 3},
         {"speculative_num_steps": 2, "speculative_draft_model_path": tiny("q8_0")},
     ):
-        found = texts(path, 40, **options)
+        found = texts(path, 24, **options)
         assert [ids for ids, *_ in found] == want, options
         assert sum(spec.accept_length for *_, spec in found) / len(found) > 1.5, options

@@ -102,26 +102,39 @@ def test_after_a_cache_hit(model: Any, cached: int, chunk: int) -> None:
     assert all(map(torch.equal, engine.entries(), whole.entries()))
 
 
+COMMON = {"dtype": "auto", "kernel_backend": "cpu", "kv_cache_tokens": 96}
+SOME = random.Random(1)
+WORK = {
+    str(i): (
+        [*TOKENS[:11], *SOME.choices(range(2, 4000), k=i)],
+        SamplingParams(max_tokens=24, temperature=float(i % 2), seed=i, ignore_eos=True),
+    )
+    for i in range(6)
+}
+
+
+@pytest.fixture(scope="module")
+def layered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built_levels()  # skips where there are none
+    return more_layers(model_folder(EMBEDDED), tmp_path_factory.mktemp("layered") / "tiny", LAYERS)
+
+
+@pytest.fixture(scope="module")
+def plain(layered: Path) -> dict[str, list[int]]:
+    traces = run(make_engine(layered, 0, **COMMON), WORK)
+    return {rid: trace.tokens for rid, trace in traces.items()}
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"speculative_eagle_topk": 2}, {"speculative_algorithm": "NEXTN+NGRAM"}], ids=str
 )
-def test_texts_are_those_without_drafts(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_texts_are_those_without_drafts(
+    layered: Path, plain: dict[str, list[int]], options: dict[str, Any]
+) -> None:
     """On the native kernels, in a pool too small for all, from which every fourth step sends one away."""
-    built_levels()
-    folder = more_layers(model_folder(EMBEDDED), tmp_path / "tiny", LAYERS)
-    rng = random.Random(1)
-    work = {
-        str(i): (
-            [*TOKENS[:11], *rng.choices(range(2, 4000), k=i)],
-            SamplingParams(max_tokens=24, temperature=float(i % 2), seed=i, ignore_eos=True),
-        )
-        for i in range(6)
-    }
-    common = {"dtype": "auto", "kernel_backend": "cpu", "kv_cache_tokens": 96}
-    plain = run(make_engine(folder, 0, **common), work)
-    engine = make_engine(folder, LAYERS, **common, **options)
-    drafted = {rid: list(prompt) for rid, (prompt, _) in work.items()}
-    for rid, (prompt, params) in work.items():
+    engine = make_engine(layered, LAYERS, **COMMON, **options)
+    drafted = {rid: list(prompt) for rid, (prompt, _) in WORK.items()}
+    for rid, (prompt, params) in WORK.items():
         engine.add(Request(rid, list(prompt), params))
     while engine.has_work():
         for out in engine.step():
@@ -129,7 +142,7 @@ def test_texts_are_those_without_drafts(tmp_path: Path, options: dict[str, Any])
         running = engine._scheduler.running
         if len(running) > 1 and engine.stats().steps % 4 == 0:
             engine._scheduler._retract(running[-1])
-    assert drafted == {rid: trace.tokens for rid, trace in plain.items()}
+    assert drafted == plain
     assert engine.startup["draft_layers"] == LAYERS
     assert engine.stats().retracted > 0
     assert len(engine.stats().spec.accepted) == LAYERS

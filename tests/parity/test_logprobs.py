@@ -15,13 +15,15 @@ TOP = 5
 
 
 def test_logprobs_are_those_of_transformers() -> None:
-    llm = LLM(threads=1, chunked_prefill_size=64, max_running_requests=4, dtype="float32")
+    llm = LLM(
+        threads=1, chunked_prefill_size=64, max_running_requests=4, dtype="float32", kv_cache_tokens=2048
+    )  # fmt: skip
     params = SamplingParams(
-        max_tokens=12, temperature=1.0, seed=3, top_k=9, repetition_penalty=1.3, ignore_eos=True,
+        max_tokens=8, temperature=1.0, seed=3, top_k=9, repetition_penalty=1.3, ignore_eos=True,
         logprobs=TOP, prompt_logprobs=TOP,
     )  # fmt: skip
     oracle = load_oracle(model_folder(EMBEDDED))
-    for done in llm.generate(heldout_prompts(3), params):
+    for done in llm.generate(heldout_prompts(2), params):
         tokens = [*done.prompt_token_ids, *done.token_ids]
         expected = oracle_logits(oracle, tokens).log_softmax(-1)
         assert done.prompt_logprobs is not None

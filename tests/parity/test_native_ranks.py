@@ -102,7 +102,7 @@ def test_bits_do_not_depend_on_the_ranks(name: str, level: str) -> None:
     config, tensors = random_checkpoint(WIDE | CASES[name], seed=7)
     make = partial(native_model, config, tensors, level=level)
     [want] = on_ranks(config, make, 1)
-    for size in (2, 4):
+    for size in (2, 4) if name in ("all", "tied, odd widths") else (2,):
         for got in on_ranks(config, make, size):
             assert_equal(got, want)
 

@@ -3,6 +3,7 @@ choices that compute it each for itself."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -40,20 +41,26 @@ def run(engine: Engine, group: PromptGroup | None, abort: bool, **params: Any) -
     return found
 
 
+def made(radix: bool) -> Engine:
+    return Engine(
+        EngineConfig(
+            threads=1, kv_cache_tokens=4096, chunked_prefill_size=48, speculative_num_steps=2,
+            disable_radix_cache=not radix, check_integrity=True, max_running_requests=8,
+        )
+    )  # fmt: skip
+
+
+@cache
+def separate(radix: bool, max_tokens: int) -> dict[str, Any]:
+    return run(made(radix), None, abort=False, max_tokens=max_tokens, logprobs=2)
+
+
 @pytest.mark.parametrize("abort", [False, True])
-@pytest.mark.parametrize("max_tokens", [0, 24])
+@pytest.mark.parametrize("max_tokens", [0, 16])
 @pytest.mark.parametrize("radix", [True, False])
 def test_shared_is_as_separate(radix: bool, max_tokens: int, abort: bool) -> None:
-    def made() -> Engine:
-        return Engine(
-            EngineConfig(
-                threads=1, kv_cache_tokens=4096, chunked_prefill_size=48, speculative_num_steps=2,
-                disable_radix_cache=not radix, check_integrity=True, max_running_requests=8,
-            )
-        )  # fmt: skip
-
-    alone = run(made(), None, abort=False, max_tokens=max_tokens, logprobs=2)
-    engine, group = made(), PromptGroup()
+    alone = separate(radix, max_tokens)
+    engine, group = made(radix), PromptGroup()
     shared = run(engine, group, abort, max_tokens=max_tokens, logprobs=2)
     assert shared == {rid: each for rid, each in alone.items() if rid in shared}
     assert len(shared) == CHOICES - abort

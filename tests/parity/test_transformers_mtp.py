@@ -16,13 +16,14 @@ from parity.engine_steps import make_engine, run
 from parity.oracle import TINY, load_oracle, more_layers, random_checkpoint, tiny_prompts
 from support.checkpoints import write_checkpoint
 
+from nextn.engine.engine import Engine
 from nextn.request import SamplingParams
 
 generation = pytest.importorskip("transformers.generation.utils")
 if not hasattr(generation, "MTPCandidateGenerator"):
     pytest.skip("this transformers has no MTP", allow_module_level=True)
 
-NEW = 40  # tokens of each text
+NEW = 24  # tokens of each text
 
 
 class Drafted(NamedTuple):
@@ -33,7 +34,7 @@ class Drafted(NamedTuple):
 
 
 def theirs(
-    folder: Path, layers: int, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+    model: Any, layers: int, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[int], list[Drafted]]:
     """A greedy text, and what was drafted for it."""
     found: list[Drafted] = []
@@ -47,7 +48,6 @@ def theirs(
             return candidates, logits
 
     monkeypatch.setattr(generation, "MTPCandidateGenerator", Recorded)
-    model = load_oracle(folder)
     first = model.config.num_hidden_layers  # the class knows the layer's number in the published checkpoints
     model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{first + k}\..*" for k in range(layers)]
     model.generation_config.eos_token_id = None
@@ -55,9 +55,9 @@ def theirs(
     return text[0].tolist(), found
 
 
-def ours(folder: Path, layers: int, prompt: list[int]) -> tuple[list[int], list[Drafted]]:
+def ours(engine: Engine, prompt: list[int]) -> tuple[list[int], list[Drafted]]:
     params = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
-    trace = run(make_engine(folder, layers), {"0": (prompt, params)})["0"]
+    trace = run(engine, {"0": (prompt, params)})["0"]
     found, committed = [], len(prompt)
     for step in trace.steps:
         if step.drafts:
@@ -84,9 +84,10 @@ def test_drafts_are_those_of_transformers(
 ) -> None:
     folder, prompts = folder_of(kind, layers, tmp_path / "model")
     held = 0
+    model, engine = load_oracle(folder), make_engine(folder, layers)
     for prompt in prompts:
-        text, drafted = theirs(folder, layers, prompt, monkeypatch)
-        own_text, own_drafted = ours(folder, layers, prompt)
+        text, drafted = theirs(model, layers, prompt, monkeypatch)
+        own_text, own_drafted = ours(engine, prompt)
         assert own_text == text
         # Where there is room for fewer, each drafts as many as it likes.
         room = len(prompt) + NEW - 1 - layers

@@ -19,9 +19,10 @@ from nextn.request import Request, SamplingParams
 PROMPTS = {"short": "import os\n", "longer": "def area(width, height):\n    return width * height\n\n\ndef "}
 # topk, steps, nodes and root; temperature
 TREES = [(2, 3, 7, 0.0), (3, 2, 12, 1.0), (4, 4, 10, 1.0)]
+MODELS = ("random-1", "random-3")
 
 
-@pytest.fixture(scope="module", params=["random-1", "tiny-1", "random-3"])
+@pytest.fixture(scope="module")
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NextNReference:
     kind, _, number = request.param.partition("-")
     layers = int(number)  # one for each depth, or chained from the last on
@@ -43,7 +44,11 @@ def prompts(reference: NextNReference) -> dict[str, list[int]]:
     return {"one": [5], "some": [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]}
 
 
-@pytest.mark.parametrize(("topk", "steps", "nodes", "temperature"), TREES)
+@pytest.mark.parametrize(
+    ("reference", "topk", "steps", "nodes", "temperature"),
+    [*((model, *tree) for model in MODELS for tree in TREES), ("tiny-1", *TREES[-1])],
+    indirect=["reference"],
+)
 def test_every_tree(reference: NextNReference, topk: int, steps: int, nodes: int, temperature: float) -> None:
     engine = make_engine(
         reference.folder, steps, speculative_eagle_topk=topk, speculative_num_draft_tokens=nodes

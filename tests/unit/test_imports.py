@@ -2,6 +2,7 @@
 kernels, which are asked for where it is there, triton; ranks that Ray starts, Ray."""
 
 import ast
+import functools
 import sys
 from pathlib import Path
 
@@ -108,7 +109,12 @@ def module_name(path):
 MODULES = {module_name(path): path for path in ROOT.rglob("*.py")}
 
 
+@functools.cache
 def imports(path):
+    return list(names_imported(path))
+
+
+def names_imported(path):
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -131,6 +137,7 @@ def within(name, outer):
     return name == outer or name.startswith(outer + ".")
 
 
+@functools.cache
 def room_of(name):
     """The innermost."""
     return max((room for room in {*BELOW, *LEAVES, *ENTRIES} if within(name, room)), key=len, default=None)

@@ -11,6 +11,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
+from support.all_cases import few_or_all
+from support.checkpoints import random_tensors, tiny_config, write_checkpoint
 from support.native_kernels import built_levels
 from support.two_ways import Depth, TwoWays, Work, run, two_ways
 
@@ -18,6 +20,8 @@ from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.cutoff import Cutoff
 from nextn.engine.engine import Engine
 from nextn.engine.runner import Runner
+from nextn.families.config import ModelConfig
+from nextn.models.names import expected_tensors
 from nextn.request import SamplingParams, SpeculativeParams
 
 LEVELS = built_levels()
@@ -60,8 +64,13 @@ def without_depths(work: Work) -> Work:
     return {rid: (prompt, p.replace(speculative=SpeculativeParams())) for rid, (prompt, p) in work.items()}
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("level", "threads"),
+    few_or_all(
+        [(level, 2 - i % 2) for i, level in enumerate(LEVELS)],
+        [(level, 1 + i % 2) for i, level in enumerate(LEVELS)],
+    ),
+)
 def test_requests_of_every_kind(level: str, threads: int) -> None:
     engine, both = two_ways(3, cpu_isa=level, threads=threads)
     run(engine, PLAIN)
@@ -77,7 +86,7 @@ def test_beside_requests_that_need_more(num_steps: int) -> None:
     assert both.general > 5
 
 
-@pytest.mark.parametrize("name", CUTOFFS)
+@pytest.mark.parametrize("name", few_or_all(["none", "usual"], ["passes cost", "nothing is kept"]))
 def test_automatic_depth(name: str) -> None:
     """With a cutoff, and with steps that do not draft: these keep what is caught up with later."""
     engine, both = two_ways(3)
@@ -87,7 +96,7 @@ def test_automatic_depth(name: str) -> None:
     assert 0 < both.general < 5  # where they catch up
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", few_or_all([0], [1]))
 def test_requests_that_come_while_nobody_drafts(seed: int) -> None:
     """All but the last token of their prompt is in the cache, so their first step has a row of each request,
     as the others have; but only those were kept before."""
@@ -109,7 +118,7 @@ def assert_some_fail(both: TwoWays) -> None:
     assert both.general == 0
 
 
-@pytest.mark.parametrize("share", [0.02, 0.2])
+@pytest.mark.parametrize("share", few_or_all([0.02], [0.2]))
 def test_logits_that_are_not_numbers(share: float) -> None:
     """After some tokens, of which a draft spoils the rows before it, too."""
     rng = random.Random(5)
@@ -121,7 +130,7 @@ def test_logits_that_are_not_numbers(share: float) -> None:
     assert_some_fail(both)
 
 
-@pytest.mark.parametrize("column", [1, 8, 11])
+@pytest.mark.parametrize("column", few_or_all([8], [1, 11]))
 def test_logits_that_are_infinite(column: int) -> None:
     """Those of one token, in rows whose hidden state is large at one place: drafts before them hold."""
     engine, both = two_ways(3)
@@ -135,6 +144,13 @@ def test_logits_that_are_infinite(column: int) -> None:
     assert_some_fail(both)
 
 
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    config = tiny_config()
+    tensors = random_tensors(expected_tensors(ModelConfig.from_dict(config), 1))
+    return str(write_checkpoint(tmp_path_factory.mktemp("small"), config, tensors))
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -146,10 +162,12 @@ def test_logits_that_are_infinite(column: int) -> None:
     ],
     ids=str,
 )
-def test_engines_without_such_steps(options: dict[str, Any]) -> None:
-    executor = Engine(EngineConfig(EMBEDDED, kv_cache_tokens=1024, threads=1, **options))._executor
-    assert isinstance(executor, Runner)
-    assert executor.plain is None
+def test_engines_without_such_steps(small_model: str, options: dict[str, Any]) -> None:
+    usual = {"kernel_backend": "cpu", "kv_cache_tokens": 1024, "threads": 1}
+    for changes in ({}, options):
+        executor = Engine(EngineConfig(small_model, **{**usual, **changes}))._executor  # type: ignore[arg-type]
+        assert isinstance(executor, Runner)
+        assert (executor.plain is None) == bool(changes)
 
 
 # --- any mix of requests
@@ -177,7 +195,7 @@ def engines(num_steps: int) -> tuple[Engine, TwoWays]:
     return two_ways(num_steps, threads=1 + num_steps % 2)
 
 
-@settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(prompts, params), min_size=1, max_size=6),
     st.sampled_from([0, 2, 3]),

@@ -1,5 +1,7 @@
 """Row invariance of the reference ops: bits, not tolerances. And their arithmetic against plain formulas."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,7 @@ COUNTS = (8, 16, 24, 64, 256)
 SHAPES = {(352, 256), (64, 100), (4096, 256), (256, 128), (256, 256), (8, 256), (8, 50), (3, 16), (10, 256)}
 
 
+@functools.cache
 def ops():
     return Reference(product_modes(SHAPES, torch.float32, CPU))
 
