@@ -32,9 +32,10 @@ Path(_CACHE.name, "nextn", "kernels").touch()
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before any module imports triton, which transformers may do
     if find_spec("triton"):
-        from support.interpreter import sums_in_any_order
+        from support.interpreter import patched_once, sums_in_any_order
 
         sums_in_any_order()
+        patched_once()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

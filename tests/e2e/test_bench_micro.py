@@ -51,11 +51,13 @@ def check_models(found: dict[str, Any]) -> None:
 @pytest.fixture
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = torch.get_num_threads()
-    monkeypatch.setattr(run, "QUICK", Effort(rounds=3, steps=3, seconds=0.0))
+    monkeypatch.setattr(run, "QUICK", Effort(rounds=1, steps=2, seconds=0.0))
     monkeypatch.setattr(run, "make_ceilings", functools.partial(make_ceilings, dram=1 << 24, squares=(64,)))
     # Weights from 40 MB: there are caches of 300 MiB, for which it takes gigabytes.
     monkeypatch.setattr(run, "cache_bytes", lambda level: 1 << 20)
     monkeypatch.setattr(clock, "BURST", 0.0)  # one call a sample
+    monkeypatch.setattr(clock, "FEWEST", 1)  # round
+    monkeypatch.setattr(steps_module, "PROMPT", 32)
     for module in (cases, native_cases, run):  # torch takes long for products in bf16 on many machines
         monkeypatch.setattr(module, "LINEAR", (1024, 256))
     monkeypatch.setattr(ceilings, "NARROW", (256, 1024, 256))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from support.checkpoints import tiny_config
 from support.server_process import ServerProcess
 from support.small_tokenizer import write_small_tokenizer
 
-BENCH = [sys.executable, "-m", "nextn", "bench", "serve"]
+from nextn.cli import main
+
+BENCH = ["bench", "serve"]
 OPTIONS = ["--load-format", "dummy", "--threads", "1", "--kv-cache-tokens", "8192"]
 
 
@@ -24,16 +27,29 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def bench(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*BENCH, *words], capture_output=True, text=True, timeout=120)
+Bench = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def bench(capsys: pytest.CaptureFixture[str]) -> Bench:
+    """In this process."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        capsys.readouterr()
+        code = main([*BENCH, *words])
+        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
+
+    return run
 
 
 def test_a_server_of_its_own(model: str, tmp_path: Path) -> None:
     file = tmp_path / "out.jsonl"
-    done = bench(
-        "--model-path", model, "--num-prompts", "6", "--output-len", "8", "--max-concurrency", "3",
-        "--output-file", str(file), "--", *OPTIONS, "--speculative-num-steps", "2",
-    )  # fmt: skip
+    command = [
+        sys.executable, "-m", "nextn", *BENCH, "--model-path", model, "--num-prompts", "6",
+        "--output-len", "8", "--max-concurrency", "3", "--output-file", str(file), "--", *OPTIONS,
+        "--speculative-num-steps", "2",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "============ Serving Benchmark Result ============"
@@ -48,7 +64,7 @@ def test_a_server_of_its_own(model: str, tmp_path: Path) -> None:
     assert record["mean_ttft_ms"] < record["mean_e2e_latency_ms"] < record["duration"] * 1000
 
 
-def test_a_server_that_runs(model: str, tmp_path: Path) -> None:
+def test_a_server_that_runs(model: str, bench: Bench, tmp_path: Path) -> None:
     file = tmp_path / "out.jsonl"
     command = ["-m", "nextn", "serve", "--model-path", model, "--port", "0", *OPTIONS]
     with ServerProcess([*command, "--speculative-num-steps", "0", "--max-queued-requests", "1"]) as server:
@@ -83,7 +99,7 @@ def test_a_server_that_runs(model: str, tmp_path: Path) -> None:
         assert json.loads(file.read_text().splitlines()[-1])["errors_by_kind"] == {"HTTP 400": 4}
 
 
-def test_a_server_that_does_not_come_up(tmp_path: Path) -> None:
+def test_a_server_that_does_not_come_up(bench: Bench, tmp_path: Path) -> None:
     done = bench("--model-path", str(tmp_path / "no-model"))
     assert done.returncode != 0
     assert "no-model" in done.stderr

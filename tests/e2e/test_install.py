@@ -34,21 +34,19 @@ llm = LLM(**{SIZES})
 print(nextn.__file__, llm.engine.startup["kernels"], llm.engine.startup.get("cpu_isa"), sep="\\n")
 print(llm.generate([{PROMPT!r}], SamplingParams(max_tokens=8, temperature=0))[0].text)
 """
-# A quick compiler, which writes empty files for some levels, and one that knows no vector instructions. The
-# portable level takes them long: it is compiled once and kept.
-KEPT = """case "$out" in *portable.part)
-    [ -e {kept} ] || c++ "$@" -O0 -o {kept} || exit 1
-    exec cp {kept} "$out"
-esac"""
+# Two compilers: one writes empty files for some levels, the other knows no vector instructions. Compiling
+# takes long, so both only read the sources of the portable level, with all that they include, and hand out
+# the library that the checkout has of the same sources.
+PORTABLE = """case "$out" in *portable.part) c++ "$@" -E && exec cp {library} "$out" || exit 1; esac"""
 QUICK_COMPILER = """#!/bin/sh
 for out; do :; done
-{kept}
+{portable}
 case "$out" in {parts}) : >"$out";; *) exec c++ "$@";; esac
 """
 OLD_COMPILER = """#!/bin/sh
 for out; do :; done
 case "$*" in *-mavx*) exit 1;; esac
-{kept}
+{portable}
 exec c++ "$@"
 """
 
@@ -68,10 +66,11 @@ def execute(*command: str | Path, folder: Path, **environment: str) -> subproces
     return done
 
 
-def compiler(folder: Path, script: str, kept: Path, parts: str = "") -> str:
-    """The path of a compiler. kept: what the portable level is compiled to, once."""
+def compiler(folder: Path, script: str, parts: str = "") -> str:
+    """The path of a compiler."""
     path = folder / "c++"
-    path.write_text(script.format(kept=KEPT.format(kept=kept), parts=parts))
+    portable = PORTABLE.format(library=FOLDER / "libnextn_portable.so")
+    path.write_text(script.format(portable=portable, parts=parts))
     path.chmod(0o755)
     return str(path)
 
@@ -104,9 +103,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         archive.extractall(folder / "source", filter="data")
     (source,) = (folder / "source").iterdir()
     parts = "|".join(f"*/libnextn_{level}.part" for level in levels() if level != "portable") or "none"
-    execute(
-        *command, "wheel", folder=source, CXX=compiler(folder, QUICK_COMPILER, folder / "portable", parts)
-    )
+    execute(*command, "wheel", folder=source, CXX=compiler(folder, QUICK_COMPILER, parts))
     return folder
 
 
@@ -149,11 +146,14 @@ def test_a_wheel_has_the_kernels_of_its_platform(dist: Path, tmp_path: Path) -> 
 def test_an_sdist_compiles_the_kernels(dist: Path, sdist: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         folders = {name.split("/")[1] for name in archive.getnames()}
+    (source,) = (dist / "source").iterdir()
+    for path in (path for path in (ROOT / "csrc").iterdir() if path.suffix in (".h", ".cpp")):
+        assert (source / "csrc" / path.name).read_bytes() == path.read_bytes()
     assert folders == {
         "nextn", "csrc", "hatch_build.py", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE",
         "PKG-INFO", ".gitignore",
     }  # fmt: skip
-    programs = install(sdist, tmp_path, CXX=compiler(tmp_path, OLD_COMPILER, dist / "portable"))
+    programs = install(sdist, tmp_path, CXX=compiler(tmp_path, OLD_COMPILER))
     file, kernels, isa, text = execute(programs / "python", "-c", RUN, folder=tmp_path).stdout.split("\n", 3)
     assert Path(file).is_relative_to(tmp_path)
     assert (kernels, isa) == ("cpu", "portable")

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.all_cases import ALL_CASES
 from support.native_build import knows, the_build
 
 from nextn.ops.cpu.library import NoLibrary, able_levels
@@ -100,13 +101,16 @@ def test_where_no_program_can_be_made_all_levels_are_built(folder: Path) -> None
 
 @pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="these are levels of x86")
 def test_levels_that_are_not_built_here_are_valid_cpp() -> None:
-    """`make setup` compiles only the levels that this machine can run."""
+    """`make setup` compiles only the levels that this machine can run. `make test-all` checks every level."""
     build = the_build()
     try:
         cxx = build.compiler().split()
     except build.NoCompiler as e:
         pytest.skip(str(e))
-    for level in set(build.LEVELS) - set(build.runnable(cxx)):
+    levels = set(build.LEVELS) - set(build.runnable(cxx))
+    if "amx" in levels and not ALL_CASES:
+        levels.discard("avx512bf16")  # amx has its code, but for what tiles replace
+    for level in levels:
         flags = build.LEVELS[level]
         if not knows(cxx, flags):
             continue  # the compiler is too old for this level

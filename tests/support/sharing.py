@@ -84,7 +84,7 @@ def shared_model(
 @torch.inference_mode()
 def all_steps(model: Any, page_size: int = 4, count: int = 4) -> list[Tensor]:
     """Hidden states, logits, drafts and the cache of `count` steps: prompts, chunks, single tokens, a tree,
-    chained drafts. The first two steps have a prompt, a chunk beside another prompt, and chained drafts."""
+    chained drafts. The first step has a prompt and chained drafts."""
     cfg = model.config
     pool = KVPool(
         cfg.num_hidden_layers + model.nextn_layers,

@@ -311,7 +311,7 @@ def check_best_of_equals(on: Device) -> None:
 def check_best_of_product(on: Device) -> None:
     """The same bits in any tiles: the choice among the logits that `linear` computes."""
     ops = TritonOps()
-    for rows, vocab, n_in in [(21, 300, 40), (3, 37, 16), (2, 1, 16)] + [(300, 129280, 1024)] * on.large:
+    for rows, vocab, n_in in [(21, 100, 40), (3, 37, 16), (2, 1, 16)] + [(300, 129280, 1024)] * on.large:
         x, weight = on.rand(rows, n_in), on.rand(vocab, n_in, seed=1)
         weight[vocab // 2] = weight[0]  # two rows with equal logits
         weight[:, 0] += torch.where(torch.arange(vocab, device=on.name) % (vocab // 2 + 1) == 0, 9, 0)
@@ -376,11 +376,11 @@ def check_experts(on: Device) -> None:
 
 
 def check_experts_with_shared(on: Device) -> None:
-    """The same bits as each of both alone, for few rows, which share a launch, and for many."""
+    """The same bits as each of both alone, for few rows, which share a launch, and for many. In 16 bits the
+    interpreter is slowest, so there the many are fewer."""
     ops = TritonOps()
-    for count, top_k, hidden, inner, rows in [(5, 2, 40, 24, 37), (5, 2, 40, 24, 66)] + [
-        (64, 6, 2048, 1408, 200)
-    ] * on.large:
+    many = 66 if on.large or on.dtype == torch.float32 else 20
+    for count, top_k, hidden, inner, rows in [(5, 2, 40, 24, many)] + [(64, 6, 2048, 1408, 200)] * on.large:
         gate_up = on.rand(count + 1, 2 * inner, hidden) / hidden**0.5
         down = on.rand(count + 1, hidden, inner, seed=1) / inner**0.5
         x = on.rand(rows, hidden, seed=2)
@@ -453,7 +453,7 @@ def columns_of_heads(on: Device, ops: TritonOps) -> None:
     kv_up, q = on.rand(heads, nope + value, rank) / rank**0.5, on.rand(rows, heads, nope + rope, seed=1)
     cos, sin = (on.rand(rows, rope // 2, seed=i, dtype=torch.float32) for i in (2, 3))
     cache, pages = on.rand(1600, rank + rope, seed=4), list(range(1, 300))
-    batch = PackedBatch([Span([0] * rows, 700, pages)], 4)
+    batch = PackedBatch([Span([0] * rows, 700 if on.large else 300, pages)], 4)
     spans = batch.on(batch.packed.to(on.name)).attention
 
     def values(part: slice) -> Tensor:
@@ -463,7 +463,7 @@ def columns_of_heads(on: Device, ops: TritonOps) -> None:
         return ops.heads_matmul(attended, weight[:, nope:].transpose(1, 2))
 
     full = values(slice(None))
-    for part in (slice(heads // 2), slice(heads // 2, heads), slice(1)):
+    for part in (slice(heads // 2, heads), slice(1)):
         assert torch.equal(values(part), full[:, part])
 
 
@@ -478,22 +478,22 @@ def columns_of_feed_forwards(on: Device, ops: TritonOps, rows: int) -> None:
     dense = ops.swiglu_mlp(x, gate_up[0].flatten(0, 1), down[0])
     routed = ops.combine(ops.experts(x, runs, gate_up.flatten(1, 2), down), weights)
     half = hidden // 2 // 16 * 16
-    for cut in (inner // 2 // 16 * 16, 16):
+    for cut in {inner // 2 // 16 * 16, 16}:
         one, many = Parts([0, cut, inner]), Parts([0, cut, inner])
-        for turn in range(2):  # the first turn collects every rank's inner columns
-            for rank, some in enumerate((slice(half), slice(half, hidden))):
-                own = gate_up[:, :, slice(cut) if rank == 0 else slice(cut, inner)].flatten(1, 2)
-                got = ops.swiglu_mlp(x, own[0], down[0, some], inner=one.at(rank))
-                results = ops.experts(x, runs, own, down[:, some].contiguous(), inner=many.at(rank))
-                if turn == 1:
-                    assert torch.equal(got, dense[:, some])
-                    assert torch.equal(ops.combine(results, weights), routed[:, some])
+        for rank in (0, 1, 0):  # at its first turn the first rank does not have the other's inner columns
+            some = slice(half) if rank == 0 else slice(half, hidden)
+            own = gate_up[:, :, slice(cut) if rank == 0 else slice(cut, inner)].flatten(1, 2)
+            got = ops.swiglu_mlp(x, own[0], down[0, some], inner=one.at(rank))
+            results = ops.experts(x, runs, own, down[:, some].contiguous(), inner=many.at(rank))
+            if len(one.seen) == 2:
+                assert torch.equal(got, dense[:, some])
+                assert torch.equal(ops.combine(results, weights), routed[:, some])
 
 
 def check_attention(on: Device) -> None:
     """A sequence as a whole, in pieces, beside others and as a tree."""
     ops = TritonOps()
-    heads, rank, width, length = (20, 512, 576, 2100) if on.large else (3, 24, 40, 532)
+    heads, rank, width, length = (20, 512, 576, 2100) if on.large else (3, 24, 40, 324)
     page = 4
     cache = on.rand(4 * page * (length // page), width)
     gen = torch.Generator().manual_seed(1)
@@ -544,7 +544,7 @@ def check_trees_attention(on: Device) -> None:
         batch = PackedBatch(spans, 1)
         return ops.mla_attention(queries, cache, batch.on(batch.packed.to(on.name)).attention, rank)
 
-    for start in (5, 62, 510):
+    for start in (5, 62, 510) if on.large else (5, 253):
         slots = (torch.randperm(599, generator=torch.Generator().manual_seed(start)) + 1).tolist()
         tree, beside = Span([0] * n, start, slots[: start + n], paths), Span([0] * 3, 40, slots[:50])
         found = run([tree, beside], q)
@@ -562,14 +562,14 @@ def check_trees_attention(on: Device) -> None:
 def check_attention_in_parts(on: Device) -> None:
     """Parts of keys have the same bits if each has its own program or one program does all of them."""
     ops = TritonOps()
-    heads, rank, width, length = (20, 512, 576, 3000) if on.large else (3, 24, 40, 800)
+    heads, rank, width, length = (20, 512, 576, 3000) if on.large else (3, 24, 40, 560)
     slots = (torch.randperm(length, generator=torch.Generator().manual_seed(1)) + 1).tolist()
     cache = on.rand(length + 1, width)
     paths = [[0], [0, 1], [0, 2], [0, 2, 3]]
     pages = list(range(1, 40))
     for spans in (
         [Span([0] * 3, length - 3, slots), Span([0], 20, pages), Span([0] * 5, 254, slots[:260])],
-        [Span([0] * 4, start, slots[: start + 4], paths) for start in (5, 253, length - 300)],
+        [Span([0] * 4, start, slots[: start + 4], paths) for start in (5, 253, 2700)[: 2 + on.large]],
     ):
         batch = PackedBatch(spans, 1)
         plan = batch.on(batch.packed.to(on.name)).attention
@@ -588,7 +588,7 @@ def check_attention_in_parts(on: Device) -> None:
 def check_write_kv(on: Device) -> None:
     """Queries and entries: with a bias, with norms, and with a part of a head rotated; and without these."""
     ops = TritonOps()
-    rows, heads, groups, width = (33, 96, 8, 128) if on.large else (7, 4, 2, 24)
+    rows, heads, groups, width = (33, 96, 8, 128) if on.large else (5, 4, 2, 24)
     slots = torch.randperm(64)[:rows].to(on.name, torch.int32)
     for half, with_bias, with_norm in ((width // 2, False, True), (4, True, True), (8, True, False)):
         qkv = on.rand(rows, (heads + 2 * groups) * width)
@@ -613,7 +613,7 @@ def check_gqa_attention(on: Device) -> None:
     """A sequence as a whole, in pieces, beside others, as a tree, with parts of keys in their own programs;
     and some heads alone."""
     ops = TritonOps()
-    heads, groups, width, length = (96, 8, 128, 2100) if on.large else (4, 2, 24, 300)
+    heads, groups, width, length = (96, 8, 128, 2100) if on.large else (4, 2, 24, 270)
     cache = on.rand(2 * length, groups, 2 * width)
     slots = (torch.randperm(2 * length - 1, generator=torch.Generator().manual_seed(1)) + 1)[:length].tolist()
     tail = length - 10

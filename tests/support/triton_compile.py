@@ -41,6 +41,7 @@ from nextn.speculative.device.triton.numbers import TritonNumbers
 
 OPS = TritonOps()
 Calls = Iterator[tuple[str, int]]  # model and number of rows of the next calls
+FEW = 32  # rows
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # maximum bytes of shared memory of a block, by capability
 
 
@@ -54,8 +55,8 @@ class Compiled:
     shared: int  # bytes of a block
     registers: int  # in a thread
     spilled: int  # bytes of a thread that did not fit into registers
-    # Which of these it has: HMMA, HGMMA (matrix units: mma, wgmma), FFMA (f32, fused). Only read for bf16
-    # kernels that multiply matrices or join parts of sums.
+    # Which of these it has: mma, wgmma (matrix units), FFMA (f32, fused). Only read for bf16 kernels that
+    # multiply matrices or join parts of sums; FFMA only for those of attention, because it takes long.
     instructions: str
     layouts: str  # layouts of the matrix units' results, from which the order of sums follows
     inputs: str  # consecutive inputs of mma in a thread; the order of sums also follows from these
@@ -141,9 +142,10 @@ def compiled(capability: int, calls: Callable[[], Calls]) -> Iterator[Compiled]:
 
 def _measured(name: str, kernel: Any, model: str, rows: int) -> Compiled:
     asm, metadata = kernel.asm, kernel.metadata
-    sums = "tt.dot" in asm["ttir"] or name == "_join"
-    code = _disassembled(asm["cubin"]) if sums and "bf16" in asm["ttir"] else ""  # this takes half a second
-    found = re.findall(r"\b(HGMMA|HMMA|FFMA)\b", code)
+    sums = "bf16" in asm["ttir"] and ("tt.dot" in asm["ttir"] or name == "_join")
+    found = re.findall(r"\b(mma|wgmma)\b", asm["ptx"]) if sums else []
+    if sums and name in ("_attend", "_join"):
+        found += re.findall(r"\bFFMA\b", _tool("cuobjdump", asm["cubin"], "-sass"))
     usage = re.search(r"REG:(\d+) STACK:(\d+)", _tool("cuobjdump", asm["cubin"], "--dump-resource-usage"))
     assert usage is not None
     constants = {k[0]: v for k, v in kernel.src.constants.items() if not isinstance(k, str)}
@@ -154,10 +156,6 @@ def _measured(name: str, kernel: Any, model: str, rows: int) -> Compiled:
         " ".join(sorted(set(found))), " ".join(sorted(re.findall(r"^#mma\d* = (.*)$", asm["ttgir"], re.M))),
         " ".join(sorted(set(re.findall(r"kWidth = (\d+)", asm["ttgir"])))),
     )  # fmt: skip
-
-
-def _disassembled(cubin: bytes) -> str:
-    return _tool("cuobjdump", cubin, "-sass")
 
 
 def _tool(name: str, cubin: bytes, *options: str) -> str:
@@ -201,9 +199,7 @@ def fp8_products(models: dict[str, Sizes], counts: list[int]) -> Calls:
     for model, s in models.items():
         for rows in counts:
             yield model, rows
-            x = meta(rows, s.hidden)
-            router, by = meta(s.experts, s.hidden, dtype=torch.float32), Routing(1, 1, s.top_k, True, 1.0)
-            ids, _ = OPS.route(x, router, meta(s.experts), by)
+            x, ids = meta(rows, s.hidden), meta(rows, s.top_k, dtype=torch.int64)
             gate_up, down = blocks(s.experts, 2 * s.inner, s.hidden), blocks(s.experts, s.hidden, s.inner)
             runs = OPS.dispatch(ids, s.experts)
             OPS.experts_with_shared(x, runs, gate_up, down, gate_up[0], down[0])
@@ -262,9 +258,9 @@ def attention(s: Sizes, x: Tensor) -> None:
 
 
 def attend(s: Sizes, q: Tensor) -> Tensor:
-    """Attention after 99 tokens, and after 1,024."""
+    """Attention after 1,024 tokens and, if there are so few rows that the keys are split, after 99."""
     cache = meta(65536, s.rank + s.rope, dtype=q.dtype)
-    for longest in (100, 1025):
+    for longest in (100, 1025) if len(q) <= FEW else (1025,):
         batch = PackedBatch([Span([0], longest - 1, [0] * 65)] * len(q), 16)
         spans = batch.on(meta(len(batch.packed), dtype=torch.int32), longest).attention
         mixed = OPS.mla_attention(q, cache, spans, s.rank)
@@ -272,12 +268,12 @@ def attend(s: Sizes, q: Tensor) -> Tensor:
 
 
 def grouped_attention(x: Tensor, heads: int = 96, groups: int = 8, width: int = 128, half: int = 32) -> None:
-    """GLM-4.6's attention, after 99 tokens and after 1,024."""
+    """GLM-4.6's attention, after the same numbers of tokens."""
     rows, cache = len(x), meta(65536, groups, 2 * width, dtype=x.dtype)
     qkv, norm = meta(rows, (heads + 2 * groups) * width, dtype=x.dtype), meta(width, dtype=x.dtype)
     cos, slots = meta(rows, half, dtype=torch.float32), meta(rows, dtype=torch.int32)
     q = OPS.write_kv(cache, slots, qkv, qkv[0], norm, norm, 1e-6, cos, cos, 0.1)
-    for longest in (100, 1025):
+    for longest in (100, 1025) if rows <= FEW else (1025,):
         batch = PackedBatch([Span([0], longest - 1, [0] * 65)] * rows, 16)
         OPS.gqa_attention(q, cache, batch.on(meta(len(batch.packed), dtype=torch.int32), longest).attention)
 
@@ -297,9 +293,10 @@ def feed_forward(s: Sizes, x: Tensor) -> None:
     OPS.add_norm(stream, (shared, Mixture(results, weights)), norm, 1e-6)
 
 
-def main(capability: int, dtypes: list[str], models: list[str], counts: list[int]) -> None:
+def main(capability: int, dtypes: list[str], models: list[str], given: list[list[int]]) -> None:
+    """given: counts of rows, of each dtype or of all."""
     chosen = {name: MODELS[name] for name in models}
-    for dtype in dtypes:
+    for dtype, counts in zip(dtypes, given * (len(dtypes) // len(given)), strict=True):
         if dtype == "fp8":
             calls = partial(fp8_products, chosen, counts)
         elif dtype == "int32":
@@ -312,4 +309,5 @@ def main(capability: int, dtypes: list[str], models: list[str], counts: list[int
 
 if __name__ == "__main__":
     args = [*sys.argv[1:], *["90", "bfloat16,float32", "v3,1b,tiny", "1,32,300"][len(sys.argv) - 1 :]]
-    main(int(args[0]), args[1].split(","), args[2].split(","), [int(n) for n in args[3].split(",")])
+    of_each = [[int(n) for n in counts.split(",")] for counts in args[3].split(";")]
+    main(int(args[0]), args[1].split(","), args[2].split(","), of_each)

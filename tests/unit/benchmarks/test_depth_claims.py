@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,14 +18,21 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 FAKE = ["--model-path", "fake:1,0.75", "--threads", "1"]
 
 
-def run(script: str, *options: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / script), *options], capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert found["machine"]["cores"] >= 1
-    return found
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """A script's main() with these options -> what its last line says."""
+
+    def result(script: ModuleType, *options: str) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *options])
+        assert script.main() == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert found["machine"]["cores"] >= 1
+        return found
+
+    return result
 
 
 @pytest.fixture
@@ -38,9 +45,17 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     return load
 
 
-def test_cold_start(tmp_path: Path) -> None:
+def test_cold_start(run: Run, script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real server with automatic depth, beside one without that is made up."""
+    cold_start = script("cold_start")
+    run_start = cold_start.run_start
+
+    def start(args: argparse.Namespace, side: str, *rest: Any) -> Any:
+        return run_start(args, side, *rest) if side == "auto" else cold_start.Start(50, 1.0, {})
+
+    monkeypatch.setattr(cold_start, "run_start", start)
     options = ["--starts", "1", "--seconds", "2", "--concurrency", "3", "--output", str(tmp_path)]
-    found = run("cold_start.py", *FAKE, *options)
+    found = run(cold_start, *FAKE, *options)
     (row,) = found["loads"]
     assert row["requests"] == 3
     (auto,), (none,) = row["tokens"]["auto"], row["tokens"]["none"]
@@ -53,8 +68,8 @@ def test_cold_start(tmp_path: Path) -> None:
     assert json.loads(file.read_text()) == found
 
 
-def test_load_by_turns() -> None:
-    found = run("load_by_turns.py", *FAKE, "--many", "3", "--seconds", "0.2", "--times", "2")
+def test_load_by_turns(run: Run, script: Any) -> None:
+    found = run(script("load_by_turns"), *FAKE, "--many", "3", "--seconds", "0.2", "--times", "2")
     assert [row["requests"] for row in found["loads"]] == [3, 1]
     for row in found["loads"]:
         assert set(row["tokens_per_s"]) == {"0", "2", "auto"}
@@ -65,13 +80,24 @@ def test_load_by_turns() -> None:
     assert found["claim"]["least"] == min(row["auto_over_better"] for row in found["loads"])
 
 
-def test_auto_everywhere_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_auto_everywhere_goes_on_where_it_stopped(
+    run: Run, script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First with a real run; what comes later is made up."""
+    everywhere, asked = script("auto_everywhere"), []
     options = ["--cpu-isa", built_levels()[0], "--threads", "1", "--rounds", "1", "--times", "1"]
     options += ["--output", str(tmp_path), "--concurrency"]
-    (first,) = run("auto_everywhere.py", *options, "1")["cells"]
+    (first,) = run(everywhere, *options, "1")["cells"]
     assert (first["level"], first["threads"], first["requests"]) == (built_levels()[0], 1, 1)
-    found = run("auto_everywhere.py", *options, "1,2")
-    assert found["cells"][0] == first  # not measured again: no second run has the same figures
+
+    def run_depths(_: argparse.Namespace, level: str, threads: int, loads: list[int]) -> list[Any]:
+        asked.append((level, threads, loads))
+        return [{**first, "requests": 2, "auto_over_none": 0.9}]
+
+    monkeypatch.setattr(everywhere, "run_depths", run_depths)
+    found = run(everywhere, *options, "1,2")
+    assert asked == [(built_levels()[0], 1, [2])]
+    assert found["cells"][0] == first  # not measured again
     assert [cell["requests"] for cell in found["cells"]] == [1, 2]
     (file,) = tmp_path.iterdir()
     assert json.loads(file.read_text()) == found

@@ -3,6 +3,8 @@ general way, for all kinds of requests side by side. And how such steps are chec
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 
 from nextn.bench.prompts import heldout_prompts
@@ -23,13 +25,13 @@ from nextn.speculative.device.requests import Load
 from nextn.speculative.device.step import DeviceStep
 
 ASKED = [
-    SamplingParams(max_tokens=12, temperature=0, ignore_eos=True),
-    SamplingParams(max_tokens=12, temperature=0.9, seed=3, ignore_eos=True),
-    SamplingParams(max_tokens=9, temperature=0.7, seed=5, top_p=0.9, ignore_eos=True),
-    SamplingParams(max_tokens=7, temperature=0, repetition_penalty=1.2),
-    SamplingParams(max_tokens=9, temperature=1.0, seed=1, speculative=SpeculativeParams(num_steps=0)),
-    SamplingParams(max_tokens=8, temperature=0, logprobs=1),
-    SamplingParams(max_tokens=12, temperature=0, min_tokens=4),
+    SamplingParams(max_tokens=10, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=10, temperature=0.9, seed=3, ignore_eos=True),
+    SamplingParams(max_tokens=8, temperature=0.7, seed=5, top_p=0.9, ignore_eos=True),
+    SamplingParams(max_tokens=5, temperature=0, repetition_penalty=1.2),
+    SamplingParams(max_tokens=7, temperature=1.0, seed=1, speculative=SpeculativeParams(num_steps=0)),
+    SamplingParams(max_tokens=5, temperature=0, logprobs=1),
+    SamplingParams(max_tokens=8, temperature=0, min_tokens=4),
 ]
 
 
@@ -51,43 +53,41 @@ def with_device_steps(config: EngineConfig) -> DeviceRunner:
     return runner
 
 
-def llm(drafts, on_device, **options):
+def llm(drafts, make=make_runner, **options):
+    """make: the executor."""
     options = {"kernel_backend": "reference", "threads": 1, "kv_cache_tokens": 2048, **options}
-    model = LLM(device="cpu", speculative_num_steps=drafts, check_integrity=True, **options)
-    if on_device:
-        model.engine = Engine(model.engine.config, with_device_steps)
-    return model
+    with patch("nextn.llm.Engine", lambda config: Engine(config, make)):
+        return LLM(device="cpu", speculative_num_steps=drafts, check_integrity=True, **options)
 
 
 def texts(model, asked):
-    prompts = [model.tokenizer.encode(p)[:30] for p in heldout_prompts(len(asked))]
+    prompts = [model.tokenizer.encode(p)[:18] for p in heldout_prompts(len(asked))]
     return [c.token_ids for c in model.generate(prompts, asked)]
 
 
 @pytest.fixture(scope="module")
 def want():
-    return texts(llm(0, on_device=False), ASKED)
+    return texts(llm(0), ASKED)
 
 
 def test_texts_and_drafts(want):
-    model = llm(3, on_device=True, max_running_requests=4)
+    model = llm(3, with_device_steps, max_running_requests=4)
     assert texts(model, ASKED) == want
     assert model.engine._executor.count > 0
-    plain = llm(3, on_device=False, max_running_requests=4)
+    plain = llm(3, max_running_requests=4)
     assert texts(plain, ASKED) == want
     assert model.engine.stats().spec == plain.engine.stats().spec
 
 
 @pytest.mark.parametrize(("drafts", "in_thread"), [(3, False), (0, True), ("auto", True)])
 def test_one_step_ahead(want, drafts, in_thread):
-    model = llm(drafts, on_device=False, max_running_requests=4, overlap_schedule="on")
     runners = []
 
     def make(config):
         runners.append(with_device_steps(config))
         return ThreadExecutor(runners[0]) if in_thread else runners[0]
 
-    model.engine = Engine(model.engine.config, make)
+    model = llm(drafts, make, max_running_requests=4, overlap_schedule="on")
     assert texts(model, ASKED) == want
     assert texts(model, ASKED[:3]) == want[:3]
     if in_thread:
@@ -115,15 +115,13 @@ class PageTables(Counting):
         return ticket
 
 
-def test_page_tables(monkeypatch):
+def test_page_tables(want, monkeypatch):
     """Pages come with requests that join, then one or a few at once."""
     before, send_more = [], Load._send_more
     monkeypatch.setattr(Load, "_send_more", lambda *args: before.append(send_more(*args)))
     monkeypatch.setitem(globals(), "Counting", PageTables)
-    options = {"page_size": 2, "max_running_requests": 3, "overlap_schedule": "on"}
-    model = llm(3, on_device=True, **options)
-    asked = [ASKED[0], ASKED[1], ASKED[2], ASKED[4], ASKED[0]]
-    assert texts(model, asked) == texts(llm(3, on_device=False, **options), asked)
+    model = llm(3, with_device_steps, page_size=2, max_running_requests=3, overlap_schedule="on")
+    assert texts(model, ASKED[:5]) == want[:5]
     assert model.engine._executor.new > 0
     assert before  # how often depends on the clock, by which prompts get their share
 
@@ -156,7 +154,7 @@ class Passes(OneByOne):
 def test_steps_on_the_device_are_checked_at_start(monkeypatch, caplog, drafts, wrong):
     monkeypatch.setattr(on_device, "StepGraphs", Passes)
     monkeypatch.setattr(Passes, "wrong", wrong)
-    plain = llm(drafts, on_device=False).engine._executor
+    plain = llm(drafts).engine._executor
     runner = DeviceRunner(plain.info, plain.model, plain.pool, plain.drafter)
     plan = OnDevice(requests=4, num_steps=drafts, cut=False, extends=drafts > 0)
     Passes.captured = 0
@@ -169,7 +167,7 @@ def test_steps_on_the_device_are_checked_at_start(monkeypatch, caplog, drafts, w
 
 @pytest.mark.parametrize("options", [{"kv_cache_tokens": 64}, {"context_length": 32}])
 def test_no_room_to_check(options):
-    plain = llm(2, on_device=False, **options).engine._executor
+    plain = llm(2, **options).engine._executor
     runner = DeviceRunner(plain.info, plain.model, plain.pool, plain.drafter)
     assert not start_on_device(OnDevice(4, 2, cut=False, extends=True), runner)
 

@@ -20,12 +20,12 @@ from nextn.request import NOT_FINITE, SamplingParams
 from nextn.speculative.device.graphs import OneByOne
 from nextn.speculative.device.shape import Drafting, StepShape
 
-GREEDY = SamplingParams(max_tokens=14, temperature=0.0)
-HOT = SamplingParams(max_tokens=14, temperature=1.0, seed=2**63 + 5, stream=3)
-FILTERED = SamplingParams(max_tokens=14, temperature=0.8, seed=7, top_p=0.8, top_k=9, min_p=0.02)
+GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
+HOT = SamplingParams(max_tokens=10, temperature=1.0, seed=2**63 + 5, stream=3)
+FILTERED = SamplingParams(max_tokens=10, temperature=0.8, seed=7, top_p=0.8, top_k=9, min_p=0.02)
 PENALIZED = GREEDY.replace(repetition_penalty=1.3)
 CUTOFF = Cutoff((0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99), keep=0.5, usual=0.8, each=0.1, passing=0.3)
-PROMPTS = ([3, 9, 4], [5], [7] * 21, [1, 2, 3, 4, 5])
+PROMPTS = ([3, 9, 4], [5], [7] * 27, [1, 2, 3, 4, 5])
 with_ahead = pytest.mark.parametrize("ahead", [False, True], ids=["step by step", "ahead"])
 
 
@@ -97,7 +97,7 @@ def accepted(done):
 )  # fmt: skip
 def test_results_are_those_of_a_runner(model, params, num_steps, ahead):
     done = compare(model, jobs(params, num_steps), ahead)
-    assert all(len(job.tokens) == 14 for job in done)
+    assert all(len(job.tokens) == 10 for job in done)
     assert (accepted(done) > 0) == (num_steps > 0)
 
 
@@ -166,7 +166,7 @@ def test_ends(model, each, ahead):
 def test_min_tokens(model):
     """Steps in which an end token may be forbidden are not the device's."""
     params = GREEDY.replace(min_tokens=6)
-    for end in range(0, 12, 3):
+    for end in (0, 6):
         work = [Job([3, 9, 4], params, 2, frozenset((end,)))]
         plain, _ = run(make_runner(model, on_device=False), work)
         done, _ = run(make_runner(model), work)
@@ -177,7 +177,7 @@ def test_min_tokens(model):
 def test_logits_that_are_not_finite(num_steps, ahead):
     """Drafts that spoil them are dropped; a token that the target chose ends the request."""
     failed = 0
-    for token in range(3, 12, 2):
+    for token in (3, 7, 11):
         model = small_model()
         model.embedding[token] = float("nan")
         work = [job for job in jobs([GREEDY, HOT, HOT.replace(seed=4)], num_steps) if token not in job.prompt]
@@ -258,24 +258,25 @@ def test_the_cutoff_as_where_the_host_chooses_on_a_device():
     assert max(bins) == 5 > min(len(r.draft) for d in done for r in d.results)
 
 
-@pytest.mark.parametrize(("num_steps", "ahead"), [(0, True), (3, False), (3, True)])
-def test_graphs(num_steps, ahead):
+@pytest.mark.parametrize(
+    ("num_steps", "ahead", "cut"), [(0, True, False), (3, False, False), (3, True, True)]
+)
+def test_graphs(num_steps, ahead, cut):
     """Recorded over nobody's requests, replayed for all that come. Kernels without a host in between."""
     model = small_model(ops=FixedOps())
     work = [
         *jobs([GREEDY, HOT, FILTERED], num_steps), Job([8, 8], HOT, 2 * (num_steps > 0), frozenset((2, 7))),
         Job([2, 6] * 3, GREEDY, num_steps, joins=5),
     ]  # fmt: skip
-    for cut in (False, True):
-        some = [replace(job, cut=cut) for job in work]
-        plain, _ = run(make_runner(model, on_device=False), some, cutoff=CUTOFF)
-        runner = make_runner(model, passes=RecordedSteps)
-        done, ways = run(runner, some, ahead=ahead, cutoff=CUTOFF)
-        for a, b in zip(plain, done, strict=True):
-            assert a.tokens == b.tokens
-            assert ahead or same_results(b.results, a.results)
-        assert 1 < len(runner.passes.recordings) < ways["DeviceTicket"]
-        assert (accepted(plain) > 0) == (num_steps > 0)
+    work = [replace(job, cut=cut) for job in work]
+    plain, _ = run(make_runner(model, on_device=False), work, cutoff=CUTOFF)
+    runner = make_runner(model, passes=RecordedSteps)
+    done, ways = run(runner, work, ahead=ahead, cutoff=CUTOFF)
+    for a, b in zip(plain, done, strict=True):
+        assert a.tokens == b.tokens
+        assert ahead or same_results(b.results, a.results)
+    assert 1 < len(runner.passes.recordings) < ways["DeviceTicket"]
+    assert (accepted(plain) > 0) == (num_steps > 0)
 
 
 @with_ahead

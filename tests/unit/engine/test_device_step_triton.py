@@ -7,7 +7,8 @@ import sys
 
 import pytest
 import torch
-from support.device_steps import Job, make_runner, same_results, serve, small_model
+from support.device_steps import Job, config, make_runner, same_results, serve
+from support.sharing import shared_model
 
 from nextn.cutoff import Cutoff
 from nextn.models.cuda import CudaModel
@@ -36,7 +37,8 @@ def jobs() -> list[Job]:
 
 
 def test_results_are_those_of_a_runner() -> None:
-    model = small_model(ops=TritonOps(), dtype=torch.float16)  # not bfloat16: the interpreter has it wrong
+    few = config(n_routed_experts=4, n_group=2, topk_group=1, num_experts_per_tok=2)
+    model = shared_model(few, ops=TritonOps(), dtype=torch.float16)  # the interpreter has bfloat16 wrong
     model.__class__ = Uncaptured
     plain, device = jobs(), jobs()
     serve(make_runner(model, on_device=False), plain, cutoff=CUTOFF)

@@ -8,6 +8,7 @@ import random
 import re
 
 import pytest
+from support.all_cases import few_or_all
 
 from nextn.config import EngineConfig
 from nextn.engine.engine import Engine
@@ -82,30 +83,37 @@ def expected():
     return found
 
 
+OPTIONS = [
+    {},
+    {"speculative_num_steps": 3},
+    {"speculative_num_steps": 16, "page_size": 1},
+    {"speculative_num_steps": 2, "page_size": 1024},
+    {"speculative_num_steps": 3, "chunked_prefill_size": 16, "max_running_requests": 14},
+    {"speculative_num_steps": 5, "kv_cache_tokens": CONTEXT + 8, "page_size": 4},
+    {"speculative_num_steps": 16, "kv_cache_tokens": 90, "page_size": 1, "disable_radix_cache": True},
+    {"speculative_num_steps": 0, "kv_cache_tokens": 90, "page_size": 2},
+    {"speculative_algorithm": "NEXTN+NGRAM", "kv_cache_tokens": 90, "page_size": 2},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"speculative_num_steps": 3},
-        {"speculative_num_steps": 16, "page_size": 1},
-        {"speculative_num_steps": 2, "page_size": 1024},
-        {"speculative_num_steps": 3, "chunked_prefill_size": 16, "max_running_requests": 14},
-        {"speculative_num_steps": 5, "kv_cache_tokens": CONTEXT + 8, "page_size": 4},
-        {"speculative_num_steps": 16, "kv_cache_tokens": 90, "page_size": 1, "disable_radix_cache": True},
-        {"speculative_num_steps": 0, "kv_cache_tokens": 90, "page_size": 2},
-        {"speculative_algorithm": "NEXTN+NGRAM", "kv_cache_tokens": 90, "page_size": 2},
-    ],
+    ("options", "number"),
+    few_or_all(
+        [(options, i % 2) for i, options in enumerate(OPTIONS)],
+        [(options, 1 - i % 2) for i, options in enumerate(OPTIONS)],
+    ),
     ids=str,
 )
-def test_texts_are_those_of_requests_alone(expected, options):
-    for seed, (jobs, alone) in enumerate(expected):
-        engine = make(**options)
-        rng = random.Random(seed)
-        others = [(f"x{rid}", prompt, params, priority) for rid, prompt, params, priority in jobs[:5]]
-        mixed = [*jobs, *others]
-        rng.shuffle(mixed)
-        got = run(engine, mixed, seed, doomed=[rid for rid, *_ in others])
-        assert {rid: got[rid] for rid in alone} == alone
+def test_texts_are_those_of_requests_alone(expected, options, number):
+    """number: of the set of requests."""
+    jobs, alone = expected[number]
+    engine = make(**options)
+    rng = random.Random(number)
+    others = [(f"x{rid}", prompt, params, priority) for rid, prompt, params, priority in jobs[:5]]
+    mixed = [*jobs, *others]
+    rng.shuffle(mixed)
+    got = run(engine, mixed, number, doomed=[rid for rid, *_ in others])
+    assert {rid: got[rid] for rid in alone} == alone
 
 
 def test_requests_that_outgrow_the_pool_are_retracted():
@@ -131,8 +139,9 @@ def test_the_dial_is_the_acceptance():
     assert stats.spec.proposed == stats.spec.accepted == [30, 30]
     assert stats.spec.accept_length == 3.0
 
-    spoiled = make("fake:0.5,0", context_length=1024, speculative_num_steps=2)
-    run(spoiled, [("a", prompt, SamplingParams(max_tokens=800, temperature=0, ignore_eos=True), 0)])
+    spoiled = make("fake:0.5,0", context_length=200, speculative_num_steps=2)
+    params = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
+    run(spoiled, [(str(i), [i + 2, *prompt], params, 0) for i in range(8)])
     first, second = spoiled.stats().spec.accept_rates
     assert first == pytest.approx(0.5, abs=0.06)
     assert second == 0.0
@@ -193,7 +202,7 @@ def test_speculative_defaults():
 
 @pytest.mark.parametrize("fields", [{"accept_threshold_single": 0.5}, {"accept_threshold_acc": 0.9}])
 def test_thresholds_need_a_mode_that_has_them(fields):
-    engine = make()
+    engine = make(speculative_num_steps=2)
     message = f"^speculative.{next(iter(fields))} is .*: verify 'exact' has no threshold"
     with pytest.raises(ValueError, match=message):
         alone(engine, **fields)
@@ -223,7 +232,7 @@ def test_own_params_before_defaults():
 
 @pytest.mark.parametrize("algorithm", ["NGRAM", "NEXTN+NGRAM"])
 def test_ngrams_have_no_probabilities_to_weigh(algorithm):
-    engine = make(speculative_algorithm=algorithm)
+    engine = make(speculative_algorithm=algorithm, speculative_num_steps=2)
     for verify in ("rejection", "block"):
         with pytest.raises(ValueError, match=f"{verify}.*{re.escape(algorithm)} drafts"):
             alone(engine, verify=verify)

@@ -69,7 +69,7 @@ def choice(p: SamplingParams, length: int | None, path: tuple[int, ...] = (5, 1)
     return Choice(p, [1, 2, 3, 5], path, 2, ENDS, allowed)
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=70, derandomize=True, deadline=None)
 @given(rows(wild), params, st.one_of(st.none(), lengths))
 def test_a_choice_is_one_that_may_be_made_or_none(
     logits: list[float], p: SamplingParams, length: int
@@ -94,7 +94,7 @@ def test_a_choice_is_one_that_may_be_made_or_none(
         assert not chances.any()
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=70, derandomize=True, deadline=None)
 @given(rows(finite), params, st.one_of(st.none(), lengths))
 def test_among_finite_logits_there_is_a_choice(logits: list[float], p: SamplingParams, length: int) -> None:
     """Though min_tokens forbids the end, and a grammar everything else."""
@@ -194,7 +194,7 @@ shapes = st.sampled_from(
 some = st.lists(st.sampled_from(sorted(KINDS)), max_size=3, unique=True)
 
 
-@settings(max_examples=8, derandomize=True, deadline=None)
+@settings(max_examples=5, derandomize=True, deadline=None)
 @given(
     st.lists(st.sampled_from(sorted(FINITE)), max_size=3, unique=True),
     some,
@@ -211,7 +211,7 @@ def test_hostile_drafts_change_no_text(
     assert {reason for _, reason, _ in plain.values()} <= {"stop", "length"}
 
 
-@settings(max_examples=8, derandomize=True, deadline=None)
+@settings(max_examples=5, derandomize=True, deadline=None)
 @given(
     st.lists(st.sampled_from(sorted(NOT_FINITE)), min_size=1, max_size=3, unique=True),
     some,
@@ -225,8 +225,8 @@ def test_a_request_ends_where_its_logits_are_not_finite(
     model = HostileModel(target, draft, 9)
     plain = texts(make(HostileModel(target, (), 9), draws, speculative_num_steps=0))
     assert texts(make(model, draws, **shape)) == plain
+    engine = make(HostileModel(target, (), 9), draws, speculative_num_steps=0)
     for only in range(len(JOBS)):
-        engine = make(HostileModel(target, (), 9), draws, speculative_num_steps=0)
         assert texts(engine, only=only)[str(only)] == plain[str(only)]
     assert all((reason == "error") == (code == "logits_not_finite") for _, reason, code in plain.values())
 
@@ -237,12 +237,14 @@ def test_every_verify_mode(verify: str, number: int) -> None:
     """Each kind of logits in some modes with these draws, in the others with those."""
     kinds = (sorted(KINDS)[number],)
     draws = sorted(DRAWS)[(number + list(VERIFY_MODES).index(verify)) % len(DRAWS)]
-    for topk in (1,) if verify in ("rejection", "block") else (1, 2):
-        options = {"speculative_eagle_topk": topk, "speculative_num_steps": 3}
-        broken_drafts = texts(make(HostileModel((), kinds, 2), draws, **options), verify)
-        assert {reason for _, reason, _ in broken_drafts.values()} <= {"stop", "length"}
-        broken = texts(make(HostileModel(kinds, kinds, 6), draws, **options), verify)
-        reasons = {(reason, code) for _, reason, code in broken.values()}
-        error = ("error", "logits_not_finite")
-        assert reasons <= {("stop", None), ("length", None), error}
-        assert error in reasons if kinds[0] in NOT_FINITE else kinds[0] not in FINITE or error not in reasons
+    # Where the mode has trees, one of the two engines has them: of every other kind the first.
+    trees = 0 if verify in ("rejection", "block") else 1
+    first = {"speculative_eagle_topk": 1 + trees * (number % 2), "speculative_num_steps": 3}
+    other = {"speculative_eagle_topk": 1 + trees * (1 - number % 2), "speculative_num_steps": 3}
+    broken_drafts = texts(make(HostileModel((), kinds, 2), draws, **first), verify)
+    assert {reason for _, reason, _ in broken_drafts.values()} <= {"stop", "length"}
+    broken = texts(make(HostileModel(kinds, kinds, 6), draws, **other), verify)
+    reasons = {(reason, code) for _, reason, code in broken.values()}
+    error = ("error", "logits_not_finite")
+    assert reasons <= {("stop", None), ("length", None), error}
+    assert error in reasons if kinds[0] in NOT_FINITE else kinds[0] not in FINITE or error not in reasons

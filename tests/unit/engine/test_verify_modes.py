@@ -32,7 +32,7 @@ def make(**options) -> Engine:
 
 def job(name: str, number: int = 0, **params) -> Request:
     """A request named after its mode. The fake model is sure of itself, so the temperature is high."""
-    params = {"max_tokens": 40, "seed": 5 + number, "temperature": 4.0, "top_k": 8, **params}
+    params = {"max_tokens": 24, "seed": 5 + number, "temperature": 4.0, "top_k": 8, **params}
     params["ignore_eos"] = True
     asked = SamplingParams(speculative=MODES[name], **params)
     return Request(f"{name} {number}", [9 + number, *range(30, 38)], asked)
@@ -64,8 +64,9 @@ def test_modes_side_by_side():
     names = [(mode, i) for mode in MODES for i in range(2)]
     together = run(make(speculative_num_steps=3), [job(*name) for name in names])
     plain = run(make(speculative_num_steps=0), [job(*name) for name in names])
+    engine = make(speculative_num_steps=3)
     for name in names:
-        ((rid, alone),) = run(make(speculative_num_steps=3), [job(*name)]).items()
+        ((rid, alone),) = run(engine, [job(*name)]).items()
         assert together[rid] == alone
         if name[0] in ("default", "exact"):
             assert plain[rid] == alone
@@ -118,10 +119,10 @@ def test_what_is_lossy_says_so():
 @pytest.mark.parametrize("mode", ["rejection", "block", "typical"])
 def test_retracted_and_aborted_requests_leave_nothing_behind(mode):
     small = make(speculative_num_steps=3, kv_cache_tokens=92, page_size=4)
-    requests = [job(mode, i, max_tokens=50) for i in range(3)]
+    requests = [job(mode, i, max_tokens=36) for i in range(3)]
     texts = run(small, requests)
     assert small.stats().retracted > 0
-    assert {len(text) for text in texts.values()} == {50}
+    assert {len(text) for text in texts.values()} == {36}
 
     engine = make(speculative_num_steps=3)
     for request in (job(mode, i) for i in range(3)):

@@ -17,7 +17,7 @@ if torch.cuda.is_available() or sys.platform != "linux":
 CONFIG = gqa_config(
     "Qwen3ForCausalLM", num_hidden_layers=1, num_nextn_predict_layers=1, attention_bias=True, vocab_size=16
 )
-TOKENS = [5, 6, 7, 8]
+TOKENS = [5, 6, 7]
 
 
 @torch.inference_mode()
@@ -39,7 +39,7 @@ def outputs(model, cuts):
 def test_a_model():
     plain, model = shared_model(CONFIG), shared_model(CONFIG, ops="triton")
     model.eager = True
-    want = outputs(plain, [4])
-    got = outputs(model, [4])
+    want = outputs(plain, [3])
+    got = outputs(model, [3])
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    assert torch.equal(outputs(model, [3, 1]), got)
+    assert torch.equal(outputs(model, [2, 1]), got)
