@@ -1,12 +1,14 @@
 """Settings for all tests.
 
 A test does not fail in hypothesis because the machine was busy. Files that engines keep for their next start
-are kept for this run only. Processes can be interrupted even if the tests run in the background. Without a
-GPU triton interprets kernels. Files with slow tests come first.
+are kept for this run only. Processes can be interrupted even if the tests run in the background. Certificates
+are read once. Without a GPU triton interprets kernels. Files with slow tests come first.
 """
 
+import functools
 import os
 import signal
+import ssl
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +20,10 @@ from hypothesis import settings
 # A background job of a shell, and every process that it starts, ignores SIGINT. A handler is not inherited.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# httpx.get and httpx.post read the machine's certificates in every call, in 20 to 60 ms of CPU time; tests
+# call them again and again until a server is ready.
+ssl.create_default_context = functools.cache(ssl.create_default_context)  # type: ignore[assignment]
 
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")

@@ -14,10 +14,7 @@ import pytest
 from support.script_modules import script_modules
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "attacks.py"
-SOME = (
-    "schema-objects", "gbnf-leaves", "gbnf-endless-mask", "stop-regex-long", "prompt-chat", "two-keys",
-    "engine-stopped",
-)  # fmt: skip
+SOME = ("gbnf-leaves", "gbnf-endless-mask", "stop-regex-long", "prompt-chat", "engine-stopped")
 
 
 @pytest.fixture
@@ -29,7 +26,8 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_short_form(modules: SimpleNamespace) -> None:
-    """Of each kind one; test_hostile_requests.py sends the requests of those on trees."""
+    """Of each kind one. Of other kinds: test_hostile_requests.py (trees), test_server_hostile_grammars.py
+    (schemas) and tests/unit/server/http/test_auth.py (keys)."""
     assert set(SOME) < set(modules.attacks.NAMES)
     command = [sys.executable, SCRIPT, "--short", "--attack", *SOME]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -39,4 +37,3 @@ def test_short_form(modules: SimpleNamespace) -> None:
     assert failed == {}
     assert done.returncode == 0, done.stderr
     assert attacks.keys() == set(SOME)
-    assert attacks["two-keys"]["ended"].keys() <= {"error 400", "error 401"}

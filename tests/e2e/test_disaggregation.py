@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from support.all_cases import few_or_all
 from support.native_kernels import built_levels
 from support.server_process import ServerProcess, in_background, until
 from support.transfers import NIXL
@@ -20,7 +22,7 @@ from support.two_servers import TwoServers, two_servers
 
 from nextn.bench.prompts import heldout_prompts
 
-QUICK = ("--disaggregation-timeout", "2")
+PAIR = ("--chunked-prefill-size", "64", "--max-running-requests", "16")
 LONG = heldout_prompts(1)[0] * 4
 
 
@@ -37,7 +39,8 @@ def expected(one: ServerProcess) -> Answers:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[TwoServers]:
-    with two_servers() as servers:
+    """The last test kills them."""
+    with two_servers(PAIR) as servers:
         yield servers
 
 
@@ -56,27 +59,28 @@ def test_answers_are_those_of_one_server(pair: TwoServers, expected: Answers) ->
 
 SIZES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "nixl": (("--disaggregation-transfer-backend", "nixl"), (), ()),
-    "tp-2-to-dp-2-by-shm": (
+    "groups-to-ep-2-by-shm": (
         ("--disaggregation-transfer-backend", "shm", "--overlap-schedule", "on"),
-        ("--tp-size", "2"),
-        ("--dp-size", "2"),
-    ),
-    "groups-to-ep-2": (
-        (),
         ("--dp-size", "2", "--enable-dp-attention", "--tp-size", "2", "--ep-size", "2"),
         ("--tp-size", "2", "--ep-size", "2"),
     ),
 }
+MORE_SIZES = {"tp-2-to-dp-2": ((), ("--tp-size", "2"), ("--dp-size", "2"))}
 
 
 @pytest.mark.skipif(not built_levels(), reason="no native kernels")
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("sizes", few_or_all([*SIZES], [*MORE_SIZES]))
 def test_other_layouts(sizes: str, expected: Answers) -> None:
+    """And at the end, without a prefill server and a fallback, requests fail."""
     if sizes == "nixl" and not NIXL:
         pytest.skip("NIXL is not installed")
-    both, prefill, decode = SIZES[sizes]
-    with two_servers(both, prefill, decode) as servers:
+    both, prefill, decode = (SIZES | MORE_SIZES)[sizes]
+    with two_servers(both, prefill, (*decode, "--disaggregation-fallback", "off")) as servers:
         check(servers, expected)
+        servers.prefill.kill()
+        answer = servers.post("/v1/completions", prompt=LONG, max_tokens=9)
+        assert answer.status_code == 502
+        assert answer.json()["error"]["code"] == "prefill_failed"
 
 
 GREEDY = {"max_new_tokens": 4, "temperature": 0}
@@ -150,54 +154,84 @@ def test_a_client_that_goes_away(pair: TwoServers) -> None:
         until(lambda: pair.prefill.metrics()["nextn:num_used_tokens"] == 0)
 
 
-def test_prefill_server_that_dies(one: ServerProcess) -> None:
-    """Its engine, and then all of it: no request fails, and no text differs."""
-    body = {"prompt": LONG * 4, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
-    text = one.post("/v1/completions", **body).json()["choices"][0]["text"]
-    with two_servers((*QUICK, "--chunked-prefill-size", "64", "--max-running-requests", "16")) as servers:
-        texts: list[str] = []
-
-        def ask() -> None:
-            answer = servers.post("/v1/completions", **body)
-            texts.append(answer.json()["choices"][0]["text"])
-
-        asked = in_background(ask, ask, ask)
-        time.sleep(0.1)
-        os.kill(servers.prefill.engine_pid(), signal.SIGKILL)
-        for thread in asked:
-            thread.join(60)
-        assert texts == [text] * 3
-        until(lambda: health(servers.prefill)[0] == 200, 60)
-        assert servers.transfers()["fallbacks_total"] > 0
-        servers.prefill.kill()
-        before = servers.transfers()["fallbacks_total"]
-        assert servers.post("/v1/completions", **body).json()["choices"][0]["text"] == text
-        assert servers.transfers()["fallbacks_total"] == before + 1
+def test_a_room_is_asked_for(pair: TwoServers) -> None:
+    """Of the prefill server's bootstrap port."""
+    room = pair.remote() | {"bootstrap_port": None}
+    bootstrap = "http://{bootstrap_host}:{bootstrap_port}".format(**pair.bootstrap)
+    route = f"{bootstrap}/route?bootstrap_room={room['bootstrap_room']}"
+    info = httpx.get(pair.prefill.url + "/server_info").json()
+    assert info["disaggregation_mode"] == "prefill"
+    assert info["disaggregation_bootstrap_port"] == pair.bootstrap["bootstrap_port"]
+    assert any(f"127.0.0.1:{info['disaggregation_bootstrap_port']}" in line for line in pair.prefill.stdout)
+    assert httpx.get(bootstrap + "/health").text == "OK"
+    assert httpx.get(route).status_code == 404
+    body = {"text": "hello", "sampling_params": {"max_new_tokens": 9, "n": 2, "stop": "a"}}
+    prefilled = pair.prefill.post("/generate", **body, **room).json()
+    assert (prefilled["output_ids"], prefilled["meta_info"]["finish_reason"]["type"]) == ([], "length")
+    found = httpx.get(route).json()
+    assert found.pop("port") > 0
+    assert found == {"host": "127.0.0.1", "dp_rank": 0, "room": room["bootstrap_room"]}
+    assert len(pair.prefill.post("/generate", **body).json()) == 2
 
 
-def test_decode_server_that_dies(one: ServerProcess) -> None:
-    """Its requests end in errors; the prefill server keeps no pages for it, and serves the next one. If that
-    one is gone and there is no fallback, requests fail."""
+def test_a_decode_server_that_dies(pair: TwoServers, one: ServerProcess) -> None:
+    """Its requests end in errors; the prefill server keeps no pages for it, and serves the next one."""
     body = {"prompt": LONG, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
     text = one.post("/v1/completions", **body).json()["choices"][0]["text"]
-    with two_servers(QUICK, (), ("--disaggregation-fallback", "off")) as servers:
-        statuses: list[int] = []
+    statuses: list[int] = []
 
-        def ask() -> None:
-            statuses.append(servers.post("/v1/completions", **(body | {"max_tokens": 1000})).status_code)
+    def ask() -> None:
+        statuses.append(pair.post("/v1/completions", **(body | {"max_tokens": 1000})).status_code)
 
-        asked = in_background(ask, ask)
-        until(lambda: servers.decode.metrics()["nextn:num_running_reqs"] > 0)
-        os.kill(servers.decode.engine_pid(), signal.SIGKILL)
-        for thread in asked:
-            thread.join(60)
-        assert 500 in statuses
-        until(lambda: servers.prefill.metrics()["nextn:num_used_tokens"] == 0)
-        until(lambda: health(servers.decode)[0] == 200, 60)
-        before = servers.transfers()["finished_total"]
-        assert servers.post("/v1/completions", **body).json()["choices"][0]["text"] == text
-        assert servers.transfers()["finished_total"] == before + 1
-        servers.prefill.kill()
-        answer = servers.post("/v1/completions", **body)
-        assert answer.status_code == 502
-        assert answer.json()["error"]["code"] == "prefill_failed"
+    asked = in_background(ask, ask)
+    until(lambda: pair.decode.metrics()["nextn:num_running_reqs"] > 0)
+    os.kill(pair.decode.engine_pid(), signal.SIGKILL)
+    for thread in asked:
+        thread.join(60)
+    assert 500 in statuses
+    until(lambda: pair.prefill.metrics()["nextn:num_used_tokens"] == 0)
+    until(lambda: health(pair.decode)[0] == 200, 60)
+    before = pair.transfers()["finished_total"]
+    assert pair.post("/v1/completions", **body).json()["choices"][0]["text"] == text
+    assert pair.transfers()["finished_total"] == before + 1
+
+
+def test_a_prefill_server_that_dies(pair: TwoServers, one: ServerProcess) -> None:
+    """Its engine, which forgets its rooms, and then all of it: no request fails, and no text differs."""
+    body = {"prompt": LONG * 4, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    text = one.post("/v1/completions", **body).json()["choices"][0]["text"]
+    before, texts = pair.transfers()["fallbacks_total"], list[str]()
+    bootstrap = "http://{bootstrap_host}:{bootstrap_port}".format(**pair.bootstrap)
+    room = pair.remote()
+    pair.prefill.post("/v1/completions", prompt="hello", max_tokens=1, **room)
+    route = f"{bootstrap}/route?bootstrap_room={room['bootstrap_room']}"
+    assert httpx.get(route).status_code == 200
+
+    def ask() -> None:
+        answer = pair.post("/v1/completions", **body)
+        texts.append(answer.json()["choices"][0]["text"])
+
+    asked = in_background(ask, ask, ask)
+    time.sleep(0.1)
+    os.kill(pair.prefill.engine_pid(), signal.SIGKILL)
+    until(lambda: httpx.get(route).status_code in (404, 410))
+    for thread in asked:
+        thread.join(60)
+    assert texts == [text] * 3
+    until(lambda: health(pair.prefill)[0] == 200, 60)
+    now = pair.transfers()["fallbacks_total"]
+    assert now > before
+    pair.prefill.kill()
+    assert pair.post("/v1/completions", **body).json()["choices"][0]["text"] == text
+    assert pair.transfers()["fallbacks_total"] == now + 1
+
+
+def test_the_bootstrap_port_is_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        words = ("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", port)
+        server = ServerProcess([*SERVE, *words])
+        assert server.wait() == 1
+    assert any("choose another --disaggregation-bootstrap-port" in line for line in server.stderr)

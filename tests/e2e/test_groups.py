@@ -1,7 +1,7 @@
-"""Groups of --enable-dp-attention on the embedded model, each one process or two ranks: texts,
-log-probabilities and acceptance are those of one engine, whichever group a request goes to; and when a
-process of one group is gone, all end and serve again. (Who shares experts with whom:
-test_groups_identity.py. Many more kills: benchmarks/kill_ranks.py --groups.)"""
+"""Groups of --enable-dp-attention on the embedded model, each of two ranks: texts, log-probabilities and
+acceptance are those of one engine, whichever group a request goes to; and when a rank of one group is gone,
+all end and serve again. (Who shares experts with whom: test_groups_identity.py. Groups of one process:
+test_disaggregation.py and test_server_experts.py. Many more kills: benchmarks/kill_ranks.py --groups.)"""
 
 from __future__ import annotations
 
@@ -54,33 +54,16 @@ def expected() -> Answers:
         return answers(one)
 
 
-def served(*options: str) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module")
+def groups() -> Iterator[ServerProcess]:
     """At the end no process is left, and nothing in the memory that processes share by name."""
     before = set(SHM.glob("*"))
-    with ServerProcess(
-        [*SERVE, *options, "--max-engine-restarts", "100", "--dp-size", "2", "--enable-dp-attention"]
-    ) as server:
+    ranks = ("--tp-size", "4", "--dp-size", "2", "--enable-dp-attention", "--ep-size", "2")
+    with ServerProcess([*SERVE, *ranks, "--overlap-schedule", "on"]) as server:
         yield server
         server.process.terminate()
         check_ended(server, 0)
     assert set(SHM.glob("*")) <= before
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[ServerProcess]:
-    yield from served("--tp-size", "2", "--ep-size", "2", "--overlap-schedule", "on")
-
-
-@pytest.fixture(scope="module")
-def pair_of_ranks() -> Iterator[ServerProcess]:
-    yield from served("--tp-size", "4", "--ep-size", "2")
-
-
-@pytest.fixture(params=["pair", "pair_of_ranks"])
-def groups(request: pytest.FixtureRequest) -> ServerProcess:
-    found = request.getfixturevalue(request.param)
-    assert isinstance(found, ServerProcess)
-    return found
 
 
 def test_answers_are_those_of_one_engine(groups: ServerProcess, expected: Answers) -> None:
@@ -88,44 +71,20 @@ def test_answers_are_those_of_one_engine(groups: ServerProcess, expected: Answer
     check_answers(groups, expected)
 
 
-def victim(server: ServerProcess, which: str) -> int:
-    """A process of the second group."""
-    engine = server.engine_pids()[1]
-    return engine if which == "engine" else server.tensor_ranks(engine)[0]
-
-
-KILL, STOP = signal.SIGKILL, signal.SIGSTOP
-GONE = [
-    ("pair", "engine", "idle", STOP),
-    ("pair_of_ranks", "rank", "beside", KILL),
-]
-
-
-@pytest.mark.parametrize("case", GONE, ids=lambda case: "-".join(map(str, case)))
-def test_a_process_that_is_gone(
-    request: pytest.FixtureRequest, expected: Answers, case: tuple[str, str, str, int]
-) -> None:
-    """Requests of all groups end in errors, all engines are started again, nothing of the old ones is left.
-    beside: only the other group has requests."""
-    servers, which, when, how = case
-    server: ServerProcess = request.getfixturevalue(servers)
-    until(lambda: not any(by_rank(server, "nextn:num_running_reqs")))
-    before, restarts = set().union(*map(family, server.engine_pids())), by_rank(server, RESTARTS)
+def test_a_rank_that_is_killed(groups: ServerProcess, expected: Answers) -> None:
+    """In the second group, while only the first has requests. They end in errors, all engines are started
+    again, and nothing of the old ones is left."""
+    until(lambda: not any(by_rank(groups, "nextn:num_running_reqs")))
+    engines = groups.engine_pids()
+    before, restarts = set().union(*map(family, engines)), by_rank(groups, RESTARTS)
     failed: list[httpx.Response] = []
-
-    def ask(group: int) -> Callable[[], None]:
-        return lambda: failed.append(post(server, **ENDLESS, routed_dp_rank=group))
-
-    busy = {"idle": [], "beside": [0]}[when]
-    asked = in_background(*map(ask, busy))
-    wanted = [g in busy for g in range(2)]
-    until(lambda: [n > 0 for n in by_rank(server, "nextn:num_running_reqs")] == wanted)
-    os.kill(victim(server, which), how)
-    for thread in asked:
-        thread.join(60)
-    assert [answer.status_code for answer in failed] == [500] * len(busy)
-    assert {answer.json()["error"]["code"] for answer in failed} <= {"engine_dead"}
-    until(lambda: by_rank(server, RESTARTS) > restarts, seconds=60)
-    until(lambda: health(server) == (200, {"status": "ok"}), seconds=60)
+    (asked,) = in_background(lambda: failed.append(post(groups, **ENDLESS, routed_dp_rank=0)))
+    until(lambda: [n > 0 for n in by_rank(groups, "nextn:num_running_reqs")] == [True, False])
+    os.kill(groups.tensor_ranks(engines[1])[0], signal.SIGKILL)
+    asked.join(60)
+    assert [answer.status_code for answer in failed] == [500]
+    assert failed[0].json()["error"]["code"] == "engine_dead"
+    until(lambda: by_rank(groups, RESTARTS) > restarts, seconds=60)
+    until(lambda: health(groups) == (200, {"status": "ok"}), seconds=60)
     until(lambda: not any(map(runs, before)))
-    assert together(server) == [choices for choices, _ in expected]
+    assert together(groups) == [choices for choices, _ in expected]

@@ -1,4 +1,4 @@
-"""Four thousand steps of engines that share their experts, of prompts, drafts, aborts and retractions in any
+"""Two thousand steps of engines that share their experts, of prompts, drafts, aborts and retractions in any
 mixture, with groups that have nothing to do: nobody waits for ever, and every text is that of one engine.
 
 NEXTN_FUZZ_STEPS: how many instead.
@@ -22,7 +22,7 @@ from nextn.request import SamplingParams, SpeculativeParams
 
 pytestmark = pytest.mark.skipif(not built_levels(), reason="no native kernels")
 
-STEPS = int(os.environ.get("NEXTN_FUZZ_STEPS", "4000"))
+STEPS = int(os.environ.get("NEXTN_FUZZ_STEPS", "2000"))
 OPTIONS: dict[str, Any] = {
     "kv_cache_tokens": 256, "page_size": 4, "chunked_prefill_size": 32, "max_running_requests": 6,
     "speculative_num_steps": 2,

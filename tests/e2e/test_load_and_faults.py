@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "load_and_faults.py"
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_short_form() -> None:
-    options = ["--model-path", "fake:1,0.75", "--seconds", "1", "--soak", "1", "--clients", "12"]
+    options = ["--model-path", "fake:1,0.75", "--seconds", "0.4", "--soak", "0.4", "--clients", "8"]
     done = subprocess.run([sys.executable, SCRIPT, *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     scenarios = json.loads(done.stdout)["scenarios"]
@@ -23,5 +23,5 @@ def test_short_form() -> None:
     assert all(found["ended"]["whole"] > 0 for found in scenarios.values())
     assert scenarios["vanish"]["ended"]["left"] > 0
     assert scenarios["bad-network"]["ended"]["broken"] > 0
-    assert scenarios["malformed"]["ended"]["error"] > 10
+    assert scenarios["malformed"]["ended"]["error"] > 4
     assert scenarios["engine-killed"]["codes"]["engine_dead"] > 0

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -16,6 +17,9 @@ from support.server_process import ServerProcess, check_ended, until
 from support.two_replicas import by_rank
 
 from nextn.cli import main
+from nextn.config import EngineConfig
+from nextn.engine.engine import Engine
+from nextn.engine.node import run_node
 from nextn.llm import LLM
 from nextn.ops.cpu.library import NoLibrary, library
 from nextn.request import SamplingParams
@@ -69,60 +73,14 @@ def ranks_of(other: ServerProcess) -> list[int]:
     return found
 
 
-EXPERTS = ("--ep-size", "2", "--ep-num-redundant-experts", "2", "--speculative-num-steps", "2")
-BALANCED = ("--enable-eplb", "--eplb-rebalance-num-iterations", "4")
-
-
-def test_two_machines_share_experts(machines: Machines, text: str) -> None:
-    """Which move while they serve. And again after an engine was killed in the middle of a step, and after a
-    rank was stopped. They end together."""
-    other = node(1, machines.address, *EXPERTS, *BALANCED, prefix=machines.other)
-    with node(0, machines.address, *EXPERTS, *BALANCED) as server:
-        try:
-            for ends in ("engine", "rank", ""):
-                assert [completion(server) for _ in range(3)] == [text] * 3
-                metrics = server.metrics()
-                assert metrics["nextn:spec_accept_length"] > 1
-                assert metrics["nextn:rank_wait_seconds_total"] > 0
-                assert metrics["nextn:rank_sent_bytes_total"] > 0
-                assert metrics["nextn:expert_load_imbalance"] >= 1
-                until(lambda: any("experts move in" in line for line in server.stderr), 10)
-                server.stderr.clear()
-                if ends == "engine":
-                    with ThreadPoolExecutor(1) as threads:
-                        cut_off = threads.submit(completion, server, max_tokens=1500)
-                        until(lambda: server.metrics()["nextn:num_running_reqs"] == 1)
-                        os.kill(server.engine_pid(), signal.SIGKILL)
-                        assert cut_off.result() == ""
-                    until(lambda: healthy(server), 60)
-                if ends == "rank":
-                    gone = ranks_of(other)[0]
-                    os.kill(gone, signal.SIGSTOP)
-                    until(lambda: not healthy(server), 60)
-                    until(lambda: healthy(server), 60)
-                    assert gone not in other.session()
-            server.process.terminate()
-            check_ended(server, 0)
-            assert other.wait(60) == 0
-            until(lambda: other.session() == [])
-            assert any("the engine has ended" in line for line in other.stderr)
-        finally:
-            other.kill()
-
-
-TREE = (
-    "--speculative-num-steps",
-    "8",
-    "--speculative-eagle-topk",
-    "4",
-    "--speculative-num-draft-tokens",
-    "20",
-)
 GROUPS = ("--dp-size", "2", "--enable-dp-attention", "--ep-size", "2")
+EXPERTS = ("--tp-size", "2", "--ep-size", "2", "--ep-num-redundant-experts", "2")
+BALANCED = ("--enable-eplb", "--eplb-rebalance-num-iterations", "4", "--speculative-num-steps", "2")
 
 
 def test_a_group_on_each_of_two_machines(machines: Machines, text: str) -> None:
-    """When a process of one group is gone, requests of all end in errors, and all begin again."""
+    """When a process of one group is gone, requests of all end in errors, and all begin again. They end
+    together."""
 
     def both(**changes: int) -> list[str]:
         with ThreadPoolExecutor(2) as threads:
@@ -151,42 +109,42 @@ def test_a_group_on_each_of_two_machines(machines: Machines, text: str) -> None:
             assert min(by_rank(server, "nextn:rank_wait_seconds_total")) > 0
             assert min(by_rank(server, "nextn:rank_sent_bytes_total")) > 0
             server.process.terminate()
-            for each in (server, others[0]):
-                assert each.wait(60) == 0
-                until(lambda each=each: each.session() == [])  # type: ignore[misc]
+            check_ended(server, 0)
+            assert others[0].wait(60) == 0
+            until(lambda: others[0].session() == [])
+            assert any("the engine has ended" in line for line in others[0].stderr)
         finally:
             for other in others:
                 other.kill()
 
 
-# More of what differs, in tests/unit/distributed/test_rendezvous.py and tests/unit/engine/test_facts.py.
-@pytest.mark.parametrize(
-    ("both", "differs", "said"),
-    [
-        (GROUPS, ("--page-size", "32"), "--page-size is 16 on the engine of group 0 and 32 on rank 1"),
-        ((), GROUPS[:3], "--dp-size with --enable-dp-attention is 1 on rank 0 and 2 on rank 1"),
-    ],
-)
-def test_machines_that_do_not_fit(both: tuple[str, ...], differs: tuple[str, ...], said: str) -> None:
-    """One error on each, and nothing is left."""
-    check_refused(both, differs, f"{said}: all ranks need the same")
-
-
-def test_sizes_that_do_not_fit() -> None:
-    check_refused((*TREE, "--kv-cache-tokens", "16"), (), "the KV pool holds 16 tokens, too few for trees")
-
-
-def check_refused(both: tuple[str, ...], differs: tuple[str, ...], said: str) -> None:
-    """Both machines end with one error each and exit code 1. differs: options of node 1 alone."""
-    address = free_address()
-    other, server = node(1, address, *both, *differs), node(0, address, *both)
+def test_machines_that_do_not_fit() -> None:
+    """One error on each, and nothing is left. (More that differs: tests/unit/distributed/test_rendezvous.py
+    and tests/unit/engine/test_facts.py.)"""
+    address, said = free_address(), "--page-size is 16 on the engine of group 0 and 32 on rank 1"
+    other, server = node(1, address, *GROUPS, "--page-size", "32"), node(0, address, *GROUPS)
     try:
         for each in (other, server):
             check_refusal(each)
-            assert len([line for line in each.stderr if said in line]) == 1, each.stderr
+            found = [line for line in each.stderr if f"{said}: all ranks need the same" in line]
+            assert len(found) == 1, each.stderr
     finally:
         server.kill()
         other.kill()
+
+
+def test_sizes_that_do_not_fit() -> None:
+    """Neither waits for the other."""
+    config = EngineConfig(
+        tp_size=2, nnodes=2, dist_init_addr=free_address(), dist_timeout=60.0, threads=1, kv_cache_tokens=16,
+        step_cost_cache="off", speculative_num_steps=8, speculative_eagle_topk=4,
+        speculative_num_draft_tokens=20,
+    )  # fmt: skip
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(run_node, replace(config, node_rank=1))
+        with pytest.raises(ValueError, match="the KV pool holds 16 tokens, too few for trees"):
+            Engine(config)
+        assert other.result(60) == 1
 
 
 def check_refusal(each: ServerProcess) -> None:
@@ -196,17 +154,24 @@ def check_refusal(each: ServerProcess) -> None:
 
 
 def test_a_machine_that_never_comes() -> None:
-    server = node(0, free_address(), "--dist-timeout", "5", *GROUPS)
+    server = node(0, free_address(), "--dist-timeout", "5")
     check_refusal(server)
     [said] = [line for line in server.stderr if "waited 5 s for " in line and "rank 1 at" in line]
     assert "--dist-timeout" in said
 
 
 def test_torchrun(text: str) -> None:
+    """The two ranks of one engine, which share experts; these move."""
     words = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-endpoint", free_address())
-    options = ("--port", "0", "--threads", "1", "--step-cost-cache", "off")
+    options = ("--port", "0", "--threads", "1", "--step-cost-cache", "off", *EXPERTS, *BALANCED)
     with ServerProcess([*words, "-m", "nextn", "serve", *options]) as server:
         assert completion(server) == text
+        metrics = server.metrics()
+        assert metrics["nextn:spec_accept_length"] > 1
+        assert metrics["nextn:rank_wait_seconds_total"] > 0
+        assert metrics["nextn:rank_sent_bytes_total"] > 0
+        assert metrics["nextn:expert_load_imbalance"] >= 1
+        until(lambda: any("experts move in" in line for line in server.stderr), 10)
         server.interrupt()
         server.wait(60)
         until(lambda: server.session() == [], 30)

@@ -14,7 +14,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOK = EXAMPLES / "mtp_tutorial.ipynb"
-SMALL = {"TUTORIAL_CONCURRENCIES": "1 4", "TUTORIAL_NUM_PROMPTS": "4", "TUTORIAL_OUTPUT_LEN": "16"}
+SMALL = {"TUTORIAL_CONCURRENCIES": "4", "TUTORIAL_NUM_PROMPTS": "4", "TUTORIAL_OUTPUT_LEN": "16"}
 
 
 def outputs(notebook: dict[str, Any]) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def test_it_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert NOTEBOOK.read_bytes() == before
     found = json.loads(out.read_text())
-    assert "\n16 texts, 0 differ\n" in text(found)
+    assert "\n8 texts, 0 differ\n" in text(found)
     assert text(found).count("Successful requests:                     4") == 2
     assert re.search(r"^ +4 +[\d.]+ +[\d.]+ +[\d.]+x +[12]\.\d\d$", text(found), re.MULTILINE)
     assert pictures(found) == 1

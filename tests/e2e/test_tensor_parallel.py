@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_ranks_that_are_killed() -> None:
-    """By this seed rank 1 while it works, then rank 0 while nobody asks."""
-    words = [sys.executable, str(ROOT / "benchmarks" / "kill_ranks.py"), "--kills", "2", "--seed", "16"]
+    """By this seed rank 0 while it works. (Rank 1: test_replica_texts.py.)"""
+    words = [sys.executable, str(ROOT / "benchmarks" / "kill_ranks.py"), "--kills", "1", "--seed", "26"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

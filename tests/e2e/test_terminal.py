@@ -112,14 +112,17 @@ def test_a_plain_chat(environment: dict[str, str], scripted: ServerProcess) -> N
         assert ESCAPE not in chat.shown
 
 
-def test_a_chat_with_the_model_in_the_package(start: StartServer, tmp_path: Path) -> None:
+def test_a_chat_with_the_model_in_the_package(
+    start: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is greedy: the scripted engine begins at the start of its text."""
     folder = write_small_tokenizer(tmp_path / EMBEDDED)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\nb\n"))
     with start(SCRIPT_TOKENIZER=str(folder)) as server:
-        command = [sys.executable, "-m", "nextn", "chat", "--base-url", server.url, "--max-tokens", "9"]
-        done = subprocess.run(command, input="a\nb\n", capture_output=True, text=True, timeout=60)
-    assert done.stdout == f"{TEXT[:9]}\n" * 2
-    assert "This model completes Python code, greedily. It is no chat model" in done.stderr
+        assert main(["chat", "--base-url", server.url, "--max-tokens", "9"]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{TEXT[:9]}\n" * 2
+    assert "This model completes Python code, greedily. It is no chat model" in err
 
 
 def test_top(scripted: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:

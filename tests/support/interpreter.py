@@ -25,8 +25,8 @@ def sums_in_any_order() -> None:
 
 
 def patched_once() -> None:
-    """The interpreter replaces functions of triton.language at every launch and every call of a function, in a
-    third of its time. From now on they stay replaced. Nothing changes with a triton whose interpreter works
+    """The interpreter replaces functions of triton.language at every launch and every call of a function, in
+    a third of its time. From now on they stay replaced. Nothing changes if triton's interpreter works
     in another way."""
     patches = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     if isinstance(getattr(patches, "_changes", None), list):

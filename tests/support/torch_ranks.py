@@ -5,12 +5,13 @@
 TASK is one of:
 
     gather                               checks all uses of `gather`; prints "gathered"
-    wait                                 gathers forever; prints "ready" once, then the seconds until
-                                         an exception and its text
+    wait                                 the same, then gathers forever; prints "ready" before, then the
+                                         seconds until an exception and its text
     steps DEVICE OPS DTYPE               runs a small model's steps; prints a hash of the results
     exchange GROUPS SHARDS               as gather, with a world's exchanges; prints "exchanged"
     await GROUPS SHARDS                  as wait, with a world's exchanges
-    world GROUPS SHARDS DEVICE OPS DTYPE prints a hash of the results of the steps of the rank's group
+    world GROUPS SHARDS DEVICE OPS DTYPE prints a hash of the results of the steps of the rank's group; SHARDS
+                                         may be several numbers with commas between, then one for each
     one GROUP DEVICE OPS DTYPE           the same on one device
 """
 
@@ -73,8 +74,8 @@ def main(rank: int, size: int, address: str, backend: str, timeout: float, task:
     try:
         group = TorchGroup(rank, size, address, backend, timeout)
         if task[0] == "wait":
+            check_gathers(group, "cuda" if backend == "nccl" else "cpu")
             whole = torch.zeros(2, size)
-            group.gather(whole, range(size + 1))
             print("ready", flush=True)
             while True:
                 begin = time.monotonic()
@@ -98,19 +99,21 @@ def main(rank: int, size: int, address: str, backend: str, timeout: float, task:
 
 
 def world_task(ranks: TorchGroup, task: str, groups: str, shards: str, *options: str) -> None:
-    from support.exchanges import check_exchanges, rows_of_groups
+    from support.exchanges import check_exchanges
     from support.torch_worlds import group_hash
 
     from nextn.distributed.torch_world import TorchWorld
 
+    if task == "world":
+        for count in map(int, shards.split(",")):
+            world = TorchWorld(ranks, int(groups), count)
+            print(group_hash(world.group, world, *options))
+        return
     world = TorchWorld(ranks, int(groups), int(shards))
+    check_exchanges(world, device="cuda" if ranks.backend == "nccl" else "cpu")
     if task == "exchange":
-        check_exchanges(world, device="cuda" if ranks.backend == "nccl" else "cpu")
         print("exchanged")
-    elif task == "world":
-        print(group_hash(world.group, world, *options))
     else:
-        rows_of_groups(world, 0)
         print("ready", flush=True)
         while True:
             world.exchange([torch.zeros(3)] * world.size, [3] * world.size)

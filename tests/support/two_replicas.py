@@ -71,5 +71,4 @@ def check_answers(server: ServerProcess, expected: Answers) -> None:
     """Answers and drafts are those of one engine, on either rank."""
     drafted = [spec["accepted"] for _, spec in expected if spec is not None]
     assert [sum(each) > 0 for each in drafted] == [False, True, True]
-    assert answers(server) == expected
     assert answers(server, routed_dp_rank=0) == answers(server, routed_dp_rank=1) == expected

@@ -43,9 +43,10 @@ def check(
     both.check_empty()
 
 
-@pytest.mark.parametrize("backend", ["tcp", "shm"])
 @pytest.mark.parametrize(
-    "options", [{}, {"disable_radix_cache": True}, {"speculative_num_steps": 3}], ids=str
+    ("backend", "options"),
+    [("shm", {}), ("tcp", {"disable_radix_cache": True}), ("tcp", {"speculative_num_steps": 3})],
+    ids=str,
 )
 def test_lengths(bootstrap: Bootstrap, backend: str, options: dict[str, Any]) -> None:
     """Of one token there is nothing to fetch; others end at a page's edge, or at the context's."""

@@ -215,7 +215,7 @@ class Play:
         assert {rid: found[rid] for rid in expected} == expected
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=STEPS,
     options=st.sampled_from(ENGINES),

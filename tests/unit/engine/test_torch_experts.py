@@ -63,15 +63,17 @@ def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "time_steps", not_measured)
 
 
-def found_by_one(config: ServerConfig, group: int) -> Found:
-    found = tokens(Engine(config), jobs(group))
-    assert max(len(some) for _, some in found) > 1, "no draft was accepted"
+def found_by_one(config: ServerConfig, *groups: int) -> list[Found]:
+    engine = Engine(config)
+    found = [tokens(engine, jobs(group)) for group in groups]
+    for each in found:
+        assert max(len(some) for _, some in each) > 1, "no draft was accepted"
     return found
 
 
 def test_one_group_on_played_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft tree; spare experts, which move. Then a rank is gone. (Two machines: test_gpu_ranks.py.)"""
-    want = found_by_one(replace(ONE, **TREE), 0)
+    [want] = found_by_one(replace(ONE, **TREE), 0)
     play(monkeypatch.setattr)
     engine = Engine(replace(ONE, tp_size=2, **TREE, **EPLB))
     executor = executor_of(engine)
@@ -94,7 +96,7 @@ def test_one_group_on_played_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_groups() -> None:
     """Both are busy, then one, then the other. At the end the other is gone."""
     config = replace(ONE, tp_size=2, dp_size=2, enable_dp_attention=True, ep_size=2, overlap_schedule="on")
-    want = [found_by_one(ONE, group) for group in range(2)]
+    want = found_by_one(ONE, 0, 1)
     with two_groups(config) as (first, second):
         second.start(jobs(1))
         assert tokens(first, jobs(0)) == want[0]
