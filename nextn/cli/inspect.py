@@ -45,15 +45,19 @@ def machine() -> dict[str, str]:
     import torch
 
     from nextn.bench.machine import this_machine
+    from nextn.ops.cpu import reading
     from nextn.ops.cpu.library import NoLibrary, machine_level
     from nextn.ops.cpu.ways import Ways
     from nextn.ops.registry import triton_obstacle
 
     found = this_machine()
-    ways: dict[str, str] = {}
+    details: dict[str, str] = {}
     try:
         level, why = machine_level()
-        kernels, ways = f"native, {level} ({why})", Ways(level).kept()
+        kernels = f"native, {level} ({why})"
+        details = {f"  {name} weights": words for name, words in Ways(level).kept().items()}
+        if (words := reading.saved(level)) is not None:
+            details["  reading"] = words
     except NoLibrary as e:
         kernels = f"plain torch; the native ones cannot be used: {e}"
     cuda = torch.cuda.is_available()
@@ -62,7 +66,7 @@ def machine() -> dict[str, str]:
         "CPU": found.cpu,
         "cores to use": f"{found.cores}",
         "CPU kernels": kernels,
-        **{f"  {name} weights": words for name, words in ways.items()},
+        **details,
         "GPU": torch.cuda.get_device_name() if cuda else "none that torch can use",
         **({"GPU kernels": f"plain torch: {obstacle}" if obstacle else "Triton"} if cuda else {}),
         "torch, Python": f"{found.torch}, {found.python}",

@@ -20,7 +20,7 @@ PROTOCOL = 1  # version of the messages in messages.py
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """layers: of the KV pool; `nextn_layers` of these belong to the drafter. width: elements per slot and
     layer. kernels: backend, level and build, which determine the rounding. model: a hash of the checkpoint's
-    config and of samples of its weights."""
+    config and tokenizer, and of samples of its weights."""
 
     protocol: int = PROTOCOL
     version: str

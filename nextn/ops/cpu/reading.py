@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from nextn.config import usable_cores
+from nextn.machine import data_caches
 from nextn.ops.cpu.library import library
 from nextn.ops.cpu.trials import TrialFile, least_seconds
 from nextn.ops.cpu.weights import Arena, PackedWeight
@@ -30,29 +33,45 @@ MOST = 96 << 20  # bytes of the trial's weights
 def non_temporal(level: str, size: int, folder: Path | None = None) -> bool:
     """Whether kernels of this level should read a model's weights past the outer caches. size: bytes of all
     its weights. False if the size of the cache is unknown, or if the result cannot be saved."""
-    cache = last_level_cache()
+    cache = max(data_caches().values(), default=0)
     if not 0 < cache < size:
         return False
     file = TrialFile(level, folder)
     try:
         with file.locked():
-            usual, past = _saved_or_measured(file, level, cache)
+            found = _saved(results := file.read())
+            if found is None:
+                results["reading"] = found = measure_reading(level, cache)
+                file.write(results)
     except OSError as e:
         log.info("kernels: weights are read through the caches (%s)", e)
         return False
-    log.info("kernels: reading weights past the caches takes %.2f of the time", past / usual)
+    log.info("kernels: %s", describe(*found))
+    return chosen(*found)
+
+
+def saved(level: str, folder: Path | None = None) -> str | None:
+    """The result of an earlier start in words; None if there is none."""
+    found = _saved(TrialFile(level, folder).read())
+    return None if found is None else describe(*found)
+
+
+def chosen(usual: float, past: float) -> bool:
+    """Whether reading past the caches is used, by the times of both ways of reading."""
     return past < SLOWER * usual
 
 
-def _saved_or_measured(file: TrialFile, level: str, cache: int) -> tuple[float, float]:
-    results = file.read()
+def describe(usual: float, past: float) -> str:
+    where = "past" if chosen(usual, past) else "through"
+    return f"large weights are read {where} the caches; past them takes {past / usual:.2f} of the time"
+
+
+def _saved(results: Mapping[str, Any]) -> tuple[float, float] | None:
     with contextlib.suppress(KeyError, TypeError, ValueError):
         usual, past = map(float, results["reading"])
         if usual > 0.0 < past:
             return usual, past
-    results["reading"] = found = measure_reading(level, cache)
-    file.write(results)
-    return found
+    return None
 
 
 def measure_reading(level: str, cache: int) -> tuple[float, float]:
@@ -75,12 +94,3 @@ def measure_reading(level: str, cache: int) -> tuple[float, float]:
     finally:
         kernels.nx_pool_free(pool)
     return found[0], found[1]
-
-
-def last_level_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """Bytes of this machine's largest cache, as Linux reports it; 0 if it is not reported."""
-    found = [0]
-    for file in folder.glob("index*/size"):
-        with contextlib.suppress(OSError, ValueError):
-            found.append(int(file.read_text().strip().removesuffix("K")) << 10)
-    return max(found)

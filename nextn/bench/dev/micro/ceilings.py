@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,8 +24,8 @@ from nextn.bench.dev.micro.arithmetic import Shares
 from nextn.bench.dev.micro.clock import NATIVE, Case
 from nextn.bench.dev.micro.native_pool import NativePool, large
 from nextn.bench.dev.micro.op_work import Work, linear
+from nextn.machine import data_caches
 
-CPU0 = Path("/sys/devices/system/cpu/cpu0/cache")
 FALLBACK = {2: 1 << 20, 3: 32 << 20}  # bytes by cache level, if the system does not report it
 DRAM = 256 << 20  # minimum size of the buffer that is read; eight times the last cache if that is more
 SQUARES = (512, 1024, 2048)
@@ -34,17 +33,9 @@ NARROW = (256, 4096, 2048)  # rows, n_out, n_in
 TASKS = 16  # tasks of multiply-adds for each thread
 
 
-def cache_bytes(level: int, folder: Path = CPU0) -> int:
-    """Size of a data cache in bytes. Level 3 of a CPU without one is the size of level 2."""
-    found: dict[int, int] = {}
-    for index in sorted(folder.glob("index*")):
-        try:
-            kind, size = (index / "type").read_text().strip(), (index / "size").read_text().strip()
-            at = int((index / "level").read_text())
-            if kind != "Instruction":
-                found[at] = int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}[size[-1]]
-        except (OSError, ValueError, KeyError, IndexError):
-            continue
+def cache_bytes(level: int) -> int:
+    """Size of this machine's data cache in bytes. Level 3 of a CPU without one is the size of level 2."""
+    found = data_caches()
     if level == 3 and 3 not in found and 2 in found:
         return found[2]
     return found.get(level, FALLBACK[level])

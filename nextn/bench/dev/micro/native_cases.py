@@ -39,7 +39,8 @@ HEADLINE_FORMATS = ("bf16", "e4m3", "int8")
 @dataclass(frozen=True)
 class NativeBench:
     """The cases of the native kernels. end: positions in the cache that attention sees. format: format of the
-    weights. way: kind of weights -> arithmetic of their products (`nextn.ops.cpu.ways`)."""
+    weights. way: kind of weights -> arithmetic of their products (`nextn.ops.cpu.ways`). past: few rows
+    read weights past the caches (`nextn.ops.cpu.reading`)."""
 
     pool: NativePool
     cfg: ModelConfig
@@ -47,6 +48,7 @@ class NativeBench:
     end: int
     format: WeightFormat = BFLOAT16
     way: Callable[[int], int] = lambda kind: 0
+    past: bool = False
 
     def cases(self, counts: Sequence[int] = ROWS) -> list[OpCase]:
         makers = (self.linears, self.attention, self.feed_forward)
@@ -183,7 +185,7 @@ class NativeBench:
         for n_out, n_in, members in matrices:
             chosen = self.chosen(n_in, format)
             one = PackedWeight(n_out, n_in, chosen.kind, block=chosen.block)
-            one.struct.way = self.way(chosen.kind)
+            one.struct.way, one.struct.non_temporal = self.way(chosen.kind), self.past
             models.append(one.struct)
             shapes += [(members * one.struct.stride,), (members * 4 * one.struct.scale_stride,)]
         return [

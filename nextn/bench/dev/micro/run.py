@@ -36,6 +36,7 @@ from nextn.engine.kernels import choose_kernels, dtype_of, ways_of
 from nextn.families.config import ModelConfig
 from nextn.models.names import product_shapes
 from nextn.ops.cpu.library import choose_level
+from nextn.ops.cpu.reading import non_temporal
 from nextn.ops.registry import make_ops
 
 
@@ -112,7 +113,8 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
     if native:
         assert pool is not None
         assert level is not None
-        kernels = NativeBench(pool, cfg, arena, end, settings.weights, ways_of(config, level))
+        past = non_temporal(level, arena.data.nbytes)
+        kernels = NativeBench(pool, cfg, arena, end, settings.weights, ways_of(config, level), past)
     headline, ops = all_cases(cfg, dtype, linear_dtype, arena, end, kernels)
     turns = in_turns([*ceilings.read, ceilings.bf16[-1], *(h.case for h in headline)], [o.case for o in ops])
     peaks = ceilings.native.values()

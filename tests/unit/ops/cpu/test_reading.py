@@ -14,7 +14,7 @@ from nextn.models.native_weights import Drafting
 from nextn.ops.cpu import reading, trials
 from nextn.ops.cpu.interface import BF16, F32, INT8
 from nextn.ops.cpu.library import machine_level
-from nextn.ops.cpu.reading import last_level_cache, measure_reading, non_temporal
+from nextn.ops.cpu.reading import measure_reading, non_temporal
 from nextn.ops.cpu.weights import PackedWeight
 
 LEVEL = machine_level()[0]
@@ -32,7 +32,7 @@ def measured(monkeypatch):
         levels.append(level)
         return 1.0, 0.9 if level == LEVEL else 1.1
 
-    monkeypatch.setattr(reading, "last_level_cache", lambda: CACHE)
+    monkeypatch.setattr(reading, "data_caches", lambda: {1: 32 << 10, 2: 512 << 10, 3: CACHE})
     monkeypatch.setattr(reading, "measure_reading", measure)
     return levels
 
@@ -47,21 +47,25 @@ def test_the_trial_runs_once_and_its_result_is_saved(tmp_path, measured, caplog)
     with caplog.at_level(logging.INFO, "nextn.engine"):
         assert [non_temporal(LEVEL, 2 * CACHE, tmp_path) for _ in range(2)] == [True, True]
     assert measured == [LEVEL]
-    assert "reading weights past the caches takes 0.90 of the time" in caplog.text
+    words = "large weights are read past the caches; past them takes 0.90 of the time"
+    assert words in caplog.text
+    assert reading.saved(LEVEL, tmp_path) == words
 
 
 def test_not_if_it_makes_reading_slower(tmp_path, measured, monkeypatch):
     monkeypatch.setattr(trials, "build_of", lambda level: "a build")
     assert not non_temporal("another level", 2 * CACHE, tmp_path)
     assert measured == ["another level"]
+    assert "are read through the caches" in (reading.saved("another level", tmp_path) or "")
 
 
 def test_without_a_known_cache_or_a_folder_nothing_is_measured(tmp_path, measured, monkeypatch):
     (tmp_path / "file").touch()
     assert not non_temporal(LEVEL, 2 * CACHE, tmp_path / "file" / "kernels")
-    monkeypatch.setattr(reading, "last_level_cache", lambda: 0)
+    monkeypatch.setattr(reading, "data_caches", dict)
     assert not non_temporal(LEVEL, 2 * CACHE, tmp_path)
     assert measured == []
+    assert reading.saved(LEVEL, tmp_path) is None
 
 
 @pytest.mark.parametrize("damage", [[], [1.0], "ab", [0, 0], None, {"a": 1}])
@@ -72,14 +76,6 @@ def test_a_damaged_result_is_measured_again(tmp_path, measured, damage):
     assert non_temporal(LEVEL, 2 * CACHE, tmp_path)
     assert len(measured) == 2
     assert json.loads(file.read_text())["reading"] == [1.0, 0.9]
-
-
-def test_the_largest_cache_counts(tmp_path):
-    for index, size in enumerate(("32K", "512K", "8192K", "unknown")):
-        (tmp_path / f"index{index}").mkdir()
-        (tmp_path / f"index{index}" / "size").write_text(size + "\n")
-    assert last_level_cache(tmp_path) == CACHE
-    assert last_level_cache(tmp_path / "none") == 0
 
 
 def test_a_trial_has_two_times(monkeypatch):

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from nextn.bench.dev.micro import ceilings
 from nextn.bench.dev.micro.call_clock import CallClock
 from nextn.bench.dev.micro.ceilings import FALLBACK, cache_bytes, make_ceilings
 from nextn.bench.dev.micro.clock import FEWEST, NATIVE, SWITCH, Case, by_team, measure, quiet
 from nextn.bench.dev.micro.op_clock import NAMES, OpClock
 from nextn.bench.dev.micro.op_work import Work
 from nextn.bench.dev.micro.run import OFTEN, in_turns
+from nextn.machine import data_caches
 from nextn.ops.reference import Reference
 
 
@@ -133,15 +135,16 @@ def cache(folder: Path, index: int, level: int, kind: str, size: str) -> None:
         (one / name).write_text(f"{text}\n")
 
 
-def test_cache_sizes(tmp_path: Path) -> None:
-    assert cache_bytes(3, tmp_path) == FALLBACK[3]
+def test_cache_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "data_caches", lambda: data_caches(tmp_path))
+    assert cache_bytes(3) == FALLBACK[3]
     cache(tmp_path, 0, 1, "Instruction", "32K")
     cache(tmp_path, 1, 2, "Unified", "1024K")
-    assert cache_bytes(3, tmp_path) == cache_bytes(2, tmp_path) == 1 << 20
+    assert cache_bytes(3) == cache_bytes(2) == 1 << 20
     cache(tmp_path, 2, 3, "Unified", "32M")
-    assert cache_bytes(3, tmp_path) == 32 << 20
+    assert cache_bytes(3) == 32 << 20
     (tmp_path / "index2" / "size").write_text("?")
-    assert cache_bytes(3, tmp_path) == 1 << 20
+    assert cache_bytes(3) == 1 << 20
 
 
 def test_ceilings() -> None:
