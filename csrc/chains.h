@@ -81,8 +81,8 @@ template <class By> struct SomeRows {
     const float* sums[MOST_AT_ONCE];
 };
 
-// N vectors of outputs from v on, for M rows, over all of k. totals [M][64]. once: the weight is non-temporal, and no
-// other rows are multiplied by this panel.
+// N vectors of outputs from v on, for M rows, over all of k. totals [M][64]. once: the weight is non-temporal, and
+// its panel is read from front to back only once.
 template <class By, class Line, int FORM, int M, int N>
 NX_APART void meet_directly(const Cells& cells, const SomeRows<By>& rows, int v, bool once, float* totals) {
     [[maybe_unused]] constexpr int ahead = 4096;  // bytes; the hardware prefetcher stops at the ends of pages
@@ -100,7 +100,7 @@ NX_APART void meet_directly(const Cells& cells, const SomeRows<By>& rows, int v,
         const uint8_t* w = cells.codes<Line>(c) + v * Line::bytes;
         for (const int end = k + cells.inputs_of(c) / Line::inputs * count; k < end; k += count, w += Line::lines * step) {
 #if defined(__x86_64__)
-            if (N * Line::bytes % 64 == 0 && once) {
+            if (once) {
                 NX_UNROLL for (int l = 0; l < Line::lines; ++l)
                     for (int b = 0; b < N * Line::bytes; b += 64) __builtin_prefetch(w + l * step + b + ahead, 0, 0);
             } else {
@@ -271,7 +271,8 @@ void vector_product(const VectorRows& x, int first, int m, const NxWeight& w, co
             const SomeRows<By> rows = rows_from<By>(x, first + i, some, 0, 0, FORM >= STARTED);
             with_rows(some, [&](auto count) {
                 if constexpr (count <= direct) each_vectors<count, Line>(cells.V, [&](int v, auto n) {
-                    meet_directly<By, Line, FORM, count, n>(cells, rows, v, w.non_temporal && m <= direct, totals + i * PANEL);
+                    const bool once = w.non_temporal && m <= direct && n == cells.V;
+                    meet_directly<By, Line, FORM, count, n>(cells, rows, v, once, totals + i * PANEL);
                 });
             });
         }
