@@ -247,7 +247,7 @@ class EngineConfig(ParallelConfig, SpeculationConfig):
         need(
             group is None or self.quantization == "w4a16",
             "quantization_group_size",
-            f"it is of --quantization w4a16, and --quantization is {self.quantization}; leave it out",
+            f"it is for --quantization w4a16, and --quantization is {self.quantization}; leave it out",
         )
         need(1 <= self.page_size <= 1024, "page_size", "it must be between 1 and 1024")
         need(self.chunked_prefill_size >= 16, "chunked_prefill_size", "it must be at least 16")

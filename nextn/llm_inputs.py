@@ -20,7 +20,7 @@ from nextn.other_engines import OFF, nothing, only, refused
 from nextn.params_check import whole
 from nextn.server.prompts.bound import check_vocabulary, token_limit
 from nextn.server.prompts.chat import render
-from nextn.server.protocol.body import part, shortened
+from nextn.server.protocol.body import parse_object, shortened
 from nextn.server.protocol.chat import ChatMessages
 from nextn.server.protocol.errors import ApiError, bad_request
 from nextn.server.protocol.fields import MAX_STOP_STRINGS, one_or_more, prompts
@@ -190,6 +190,6 @@ def chat_text(messages: Sequence[Any], tokenizer: Tokenizer, fields: Mapping[str
         **{name: value for name, value in fields.items() if value is not None},
     }
     with value_errors():
-        request = part(body, ChatMessages, "")
+        request = parse_object(body, ChatMessages, "")
         request.check()
         return render(request, tokenizer)

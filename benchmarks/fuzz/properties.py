@@ -19,7 +19,7 @@ from nextn.server.answers.service import Service
 from nextn.server.http.control import AbortRequest, SetInternalState
 from nextn.server.http.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 from nextn.server.parsers import reasoning
-from nextn.server.parsers.answer import AnswerParser, Reading
+from nextn.server.parsers.answer import AnswerFormat, AnswerParser
 from nextn.server.parsers.parts import Part
 from nextn.server.parsers.tools import FORMATS
 from nextn.server.process.engine_client import EngineClient
@@ -51,9 +51,9 @@ BODIES: dict[str, type[Body]] = {
 }
 
 
-def parsed(pieces: Sequence[str], reading: Reading) -> list[Part]:
+def parsed(pieces: Sequence[str], answer_format: AnswerFormat) -> list[Part]:
     """Parses a chat's answer, given in pieces, into parts."""
-    parser = AnswerParser(reading)
+    parser = AnswerParser(answer_format)
     parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
     calls = 0
     for part in parts:
@@ -79,10 +79,12 @@ def parts_are_the_text(data: bytes) -> None:
     for markers. If the arguments of a call are pairs, the parser writes their JSON itself; then only the
     first property is checked."""
     source = Source(data)
-    reading, text = source.reading(), source.text()
-    parts = parsed([text], reading)
-    assert merged(parsed(source.cut(text), reading)) == merged(parts)
-    pairs = reading.tool_parser is not None and FORMATS[reading.tool_parser].spelling.pair is not None
+    answer_format, text = source.answer_format(), source.text()
+    parts = parsed([text], answer_format)
+    assert merged(parsed(source.cut(text), answer_format)) == merged(parts)
+    pairs = (
+        answer_format.tool_parser is not None and FORMATS[answer_format.tool_parser].spelling.pair is not None
+    )
     if pairs and any(part.kind == "arguments" for part in parts):
         return
     ends = {0}  # positions in the text at which the parts so far can end

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from nextn.config import EMBEDDED, model_folder
 from nextn.server.parsers import reasoning, tools
-from nextn.server.parsers.answer import Reading
+from nextn.server.parsers.answer import AnswerFormat
 from nextn.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_folder(model_folder(EMBEDDED))
@@ -71,8 +71,10 @@ class Source(random.Random):
             at += size
         return parts
 
-    def reading(self) -> Reading:
-        return Reading(self.pick([None, *tools.FORMATS]), self.pick([None, False, True]), self.below(2) == 0)
+    def answer_format(self) -> AnswerFormat:
+        return AnswerFormat(
+            self.pick([None, *tools.FORMATS]), self.pick([None, False, True]), self.below(2) == 0
+        )
 
     def stop(self) -> list[str]:
         return [self.pick(WORDS) for _ in range(self.below(3))]

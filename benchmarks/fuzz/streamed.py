@@ -16,7 +16,7 @@ from nextn.server.answers.choice import Prompt
 from nextn.server.answers.generation import Generation
 from nextn.server.answers.openai import Reply
 from nextn.server.http.sse import EventStream
-from nextn.server.parsers.answer import CONTENT, Reading
+from nextn.server.parsers.answer import CONTENT, AnswerFormat
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Add, Ready, StepOutputs, decode_to_engine
 from nextn.server.protocol.openai import ChatRequest, CompletionRequest
@@ -52,7 +52,7 @@ class Played:
 def streamed_is_whole(data: bytes) -> None:
     source = Source(data)
     chat, logprobs, reason = source.below(2), source.below(2) == 1, source.pick(["length", "stop"])
-    reading = source.reading() if chat else CONTENT
+    answer_format = source.answer_format() if chat else CONTENT
     stop, tokens = source.stop(), source.tokens()
     cuts = [[*source.cut(tokens), []], [*source.cut(tokens), []]]
     request: ChatRequest | CompletionRequest
@@ -60,18 +60,18 @@ def streamed_is_whole(data: bytes) -> None:
         request = ChatRequest(messages=[], logprobs=logprobs)
     else:
         request = CompletionRequest(prompt="x", logprobs=0 if logprobs else None, return_draft_depths=True)
-    replies = [reply(request, reading, stop, Played(steps, logprobs, reason)) for steps in cuts]
+    replies = [reply(request, answer_format, stop, Played(steps, logprobs, reason)) for steps in cuts]
     whole, events = asyncio.run(answers(*replies))
-    assert put_together(events) == plain(whole["choices"][0]), (tokens, cuts, stop, reading)
+    assert put_together(events) == plain(whole["choices"][0]), (tokens, cuts, stop, answer_format)
 
 
 def reply(
-    request: ChatRequest | CompletionRequest, reading: Reading, stop: list[str], engine: Played
+    request: ChatRequest | CompletionRequest, answer_format: AnswerFormat, stop: list[str], engine: Played
 ) -> Reply:
     params = SamplingParams(max_tokens=4096, logprobs=request.tops)
-    prompt = Prompt([5], params, stop, shown=reading.markers)
+    prompt = Prompt([5], params, stop, shown=answer_format.markers)
     depths = isinstance(request, CompletionRequest)
-    return Reply(request, Generation(engine.client, TOKENIZER, [prompt], 1, 0.0, depths), "m", reading)
+    return Reply(request, Generation(engine.client, TOKENIZER, [prompt], 1, 0.0, depths), "m", answer_format)
 
 
 async def answers(first: Reply, second: Reply) -> tuple[Any, list[Any]]:

@@ -83,7 +83,7 @@ def chat_on(args: argparse.Namespace, url: str, api_key: str | None) -> int:
 
     from nextn.bench.client import get
     from nextn.bench.errors import BenchError
-    from nextn.terminal.chat import COMMANDS, Asked, Chat, greeting, is_embedded
+    from nextn.terminal.chat import COMMANDS, Chat, ChatOptions, greeting, is_embedded
     from nextn.terminal.lines import line_reader
 
     try:
@@ -91,8 +91,8 @@ def chat_on(args: argparse.Namespace, url: str, api_key: str | None) -> int:
     except BenchError as e:
         raise CommandError(f"{e} (see --base-url, --api-key; `nextn serve` starts a server)", 1) from e
     temperature = 0.0 if args.temperature is None and is_embedded(card) else args.temperature
-    asked = Asked(url, card["id"], api_key, args.max_tokens, temperature, args.seed)
-    chat = Chat(asked, args.system, not args.no_mtp)
+    options = ChatOptions(url, card["id"], api_key, args.max_tokens, temperature, args.seed)
+    chat = Chat(options, args.system, not args.no_mtp)
     read = line_reader(COMMANDS)
     say(greeting(url, card, temperature))
     while not chat.ended:

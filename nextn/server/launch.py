@@ -41,7 +41,7 @@ from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.engine_metrics import EngineMetrics
 from nextn.server.process.engine_process import MakeEngine, make_engine
 from nextn.server.process.engines import Engines
-from nextn.server.process.memory import give_back
+from nextn.server.process.memory import trim_periodically
 from nextn.server.process.messages import Ready
 from nextn.server.process.replicas import Replicas
 from nextn.server.process.rooms import Rooms
@@ -129,43 +129,43 @@ class Launch:
         profiler = Profiler(self.engines, self.config.model_name)
         server = server_of(make_app(service, metrics, profiler))
         serving = asyncio.create_task(server.serve(sockets=[self.listener]))
-        beside = Beside() if self.bootstrap is None else self._serve_bootstrap(service, self.bootstrap)
+        side = SideServer() if self.bootstrap is None else self._serve_bootstrap(service, self.bootstrap)
         stopping = asyncio.create_task(self.stopping.wait())
         starting = asyncio.create_task(self.supervisors.ready(handles))
         cutting = asyncio.create_task(cut_stalled(server, self.config.client_timeout))
-        giving = asyncio.create_task(give_back())
-        keeping: asyncio.Task[None] | None = None
+        trimming = asyncio.create_task(trim_periodically())
+        supervising: asyncio.Task[None] | None = None
         try:
             await asyncio.wait({starting, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
             if not stopping.done() and not serving.done():
                 readies = starting.result()
-                keeping = asyncio.create_task(self.supervisors.keep(handles))
+                supervising = asyncio.create_task(self.supervisors.run(handles))
                 profile_first_steps(profiler, self.config)
                 gc.freeze()  # otherwise each collection visits modules and routes, and takes 30 ms
                 announce(self.config, readies, self.listener, self.bootstrap)
-                await asyncio.wait({stopping, serving, keeping}, return_when=asyncio.FIRST_COMPLETED)
-            if keeping is not None and keeping.done():
-                keeping.result()  # raises StartupError: `keep` never returns
+                await asyncio.wait({stopping, serving, supervising}, return_when=asyncio.FIRST_COMPLETED)
+            if supervising is not None and supervising.done():
+                supervising.result()  # raises StartupError: `run` never returns
             left = await self._drain(service)
             await profiler.close()
             server.config.timeout_graceful_shutdown = max(SEND_SECONDS, left)
         finally:
-            for task in (keeping, starting, stopping, cutting, giving):
+            for task in (supervising, starting, stopping, cutting, trimming):
                 if task is not None:
                     task.cancel()
             server.should_exit = True
             await serving
-            await beside.end()
+            await side.end()
             if tracing is not None:
                 tracing.close()
         return self.exit_code
 
-    def _serve_bootstrap(self, service: Service, listener: socket.socket) -> Beside:
+    def _serve_bootstrap(self, service: Service, listener: socket.socket) -> SideServer:
         rooms = self.engines.ranks[0].rooms
         assert rooms is not None
         service.bootstrap = reachable(listener)
         app = bootstrap_app(self.config, self.engines, rooms, self.listener.getsockname()[1])
-        return Beside(server_of(app), listener, self.config.client_timeout)
+        return SideServer(server_of(app), listener, self.config.client_timeout)
 
     async def _drain(self, service: Service) -> int:
         """Lets requests finish. Returns the whole seconds that remain for clients to read answers."""
@@ -195,7 +195,7 @@ class Launch:
         self.stopping.set()
 
 
-class Beside:
+class SideServer:
     """A second HTTP server that runs beside the main one until `end`. Without arguments it does nothing."""
 
     def __init__(
@@ -287,7 +287,7 @@ def announce(
     """Prints the engines' startup facts, and then the line with the server's address."""
     print(f"nextn {nextn.__version__}")
     host = f"[{config.host}]" if ":" in config.host else config.host
-    said = together([ready.startup for ready in readies], config.attention_dp > 1)
+    said = merge_startups([ready.startup for ready in readies], config.attention_dp > 1)
     if config.disaggregation_mode != "null":
         said["disaggregation"] = disaggregation_line(config, host, bootstrap)
     for line in startup_lines(said):
@@ -303,22 +303,22 @@ def announce(
 
 
 def disaggregation_line(config: ServerConfig, host: str, bootstrap: socket.socket | None) -> str:
-    backend = f"pages travel by {config.disaggregation_transfer_backend}"
+    backend = f"transfer backend {config.disaggregation_transfer_backend}"
     if bootstrap is None:
         return f"{config.disaggregation_mode}, {backend}, fallback {config.disaggregation_fallback}"
     at = f"{host}:{bootstrap.getsockname()[1]}"
-    return f"{config.disaggregation_mode}, {backend}, decode servers ask at {at} (bootstrap port)"
+    return f"{config.disaggregation_mode}, {backend}, bootstrap port at {at}"
 
 
-def together(startups: Sequence[Mapping[str, object]], groups: bool = False) -> dict[str, object]:
+def merge_startups(startups: Sequence[Mapping[str, object]], groups: bool = False) -> dict[str, object]:
     """Merges the startup facts of several replicas or groups. If their times differ, takes the longest. If
     other facts differ, lists all of them."""
     first = startups[0]
     if len(startups) == 1:
         return dict(first)
-    said: dict[str, object] = {"replicas": f"{len(startups)}, each with what follows"}
+    said: dict[str, object] = {"replicas": f"{len(startups)}, each with:"}
     if groups:
-        said = {"groups": f"{len(startups)} (DP attention), each with what follows"}
+        said = {"groups": f"{len(startups)} (DP attention), each with:"}
     for name in first:
         values = [startup.get(name) for startup in startups]
         if name.endswith("_seconds"):
@@ -339,5 +339,5 @@ def startup_lines(startup: Mapping[str, object]) -> Iterator[str]:
         elif "seconds" in name and isinstance(value, float):
             shown = f"{value:.1f} s"
         elif name == "ranks":
-            shown += ", each with what follows"
+            shown += ", each with:"
         yield f"{' '.join(words):{width}}  {shown}"

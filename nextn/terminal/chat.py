@@ -23,7 +23,7 @@ COMMANDS = {
     "/clear": "forget the conversation; the system message stays",
     "/system": "set the system message to the text that follows; without text: none",
     "/nomtp": "switch drafts off",
-    "/mtp": "back to the server's default of drafts",
+    "/mtp": "use the server's default for drafts",
     "/help": "show this",
     "/quit": "end the program, as Ctrl-D does",
 }
@@ -35,7 +35,7 @@ A text that begins with a space and a slash is sent without the space."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class ChatOptions:
     """The server's address and the sampling parameters of all answers. None means the server's default."""
 
     url: str
@@ -64,8 +64,8 @@ def is_embedded(card: Mapping[str, Any]) -> bool:
 
 
 class Chat:
-    def __init__(self, asked: Asked, system: str = "", drafts: bool = True) -> None:
-        self.asked, self.system, self.drafts = asked, system, drafts
+    def __init__(self, options: ChatOptions, system: str = "", drafts: bool = True) -> None:
+        self.options, self.system, self.drafts = options, system, drafts
         self.messages: list[dict[str, str]] = []  # without the system message
         self.ended = False
 
@@ -79,7 +79,7 @@ class Chat:
             return ""
         if name == "/clear":
             self.messages.clear()
-            return "the conversation begins anew"
+            return "the conversation is cleared"
         if name == "/system":
             self.system = rest.strip()
             return "the system message is set" if self.system else "no system message"
@@ -89,13 +89,13 @@ class Chat:
         return HELP if name == "/help" else f"{name} is not a command; /help lists them"
 
     def body(self) -> dict[str, Any]:
-        asked = self.asked
+        options = self.options
         system = [{"role": "system", "content": self.system}] if self.system else []
         given = {
-            "model": asked.model,
-            "max_completion_tokens": asked.max_tokens,
-            "temperature": asked.temperature,
-            "seed": asked.seed,
+            "model": options.model,
+            "max_completion_tokens": options.max_tokens,
+            "temperature": options.temperature,
+            "seed": options.seed,
             "speculative": None if self.drafts else False,
         }
         return {
@@ -132,7 +132,7 @@ class Chat:
         ended = False
         try:
             async with (
-                make_client(self.asked.url, api_key=self.asked.api_key) as client,
+                make_client(self.options.url, api_key=self.options.api_key) as client,
                 client.stream("POST", CHAT.path, json=CHAT.streamed(self.body())) as response,
             ):
                 if response.status_code != 200:
@@ -149,11 +149,11 @@ class Chat:
                     usage = chunk.get("usage") or usage
                     ended = ended or update.ends
         except httpx.HTTPError as e:
-            raise BenchError(f"{self.asked.url}: {type(e).__name__}: {e}") from e
+            raise BenchError(f"{self.options.url}: {type(e).__name__}: {e}") from e
         except (ValueError, KeyError, TypeError) as e:
-            raise BenchError(f"{self.asked.url}: unreadable answer: {type(e).__name__}: {e}") from e
+            raise BenchError(f"{self.options.url}: unreadable answer: {type(e).__name__}: {e}") from e
         if not ended:
-            raise BenchError(f"{self.asked.url}: the answer broke off")
+            raise BenchError(f"{self.options.url}: the answer ended before it was complete")
         return summary(usage, [at - sent for at in arrivals])
 
 

@@ -14,7 +14,7 @@ from nextn.drafting_state import DraftingState, drafting_words
 from nextn.terminal.scrape import Scrape
 
 LABEL, BAR = 14, 20  # widths in characters: of a line's label, of a bar in plain text
-BESIDE, SHORTEST, LONGEST = 50, 8, 60  # in colours: room beside a bar; minimum and maximum width of a bar
+TEXT_ROOM, SHORTEST, LONGEST = 50, 8, 60  # in colours: room beside a bar; minimum and maximum width of a bar
 LATENCIES = (
     ("TTFT", "time_to_first_token_seconds"),
     ("TPOT", "time_per_output_token_seconds"),
@@ -65,7 +65,7 @@ class Frame(NamedTuple):
     def draw(self, out: Console) -> Text:
         """Lays the lines out for the current width of `out`, with colours if it has them."""
         plain = out.color_system is None
-        width = BAR if plain else max(SHORTEST, min(LONGEST, out.width - LABEL - BESIDE))
+        width = BAR if plain else max(SHORTEST, min(LONGEST, out.width - LABEL - TEXT_ROOM))
         drawn = []
         for line in self.lines():
             text = Text.assemble((f"{line.label:{LABEL}}", "bold"))
@@ -74,7 +74,7 @@ class Frame(NamedTuple):
             text.append(line.text, "" if line.share is not None else line.colour).rstrip()
             drawn.append(text)
         if not plain:
-            drawn += [Text(), Text("q or Ctrl-C ends", "dim")]
+            drawn += [Text(), Text("q or Ctrl-C: quit", "dim")]
         return Text("\n", no_wrap=True, overflow="ellipsis").join(drawn)
 
     def lines(self) -> Iterator[Line]:
@@ -104,8 +104,8 @@ class Frame(NamedTuple):
 
 def requests(s: Scrape) -> str:
     running, queued = count(s.get("num_running_reqs")), count(s.get("num_queue_reqs"))
-    came, given_up = count(s.get("num_requests_total")), count(s.get("num_aborted_requests_total"))
-    return f"{running} running, {queued} queued; {came} came, {given_up} given up"
+    received, aborted = count(s.get("num_requests_total")), count(s.get("num_aborted_requests_total"))
+    return f"{running} running, {queued} queued; {received} received, {aborted} aborted"
 
 
 def depths(s: Scrape) -> Iterator[Line]:

@@ -30,7 +30,7 @@ async def watch(url: str, api_key: str | None, once: bool, interval: float, seco
     Raises BenchError if the first scrape fails."""
     out = console(sys.stdout)
     async with make_client(url, SILENCE, api_key) as client:
-        frame = Frame(url, *await look(client))
+        frame = Frame(url, *await scrape_once(client))
         if once:
             out.print(frame.draw(out), soft_wrap=True)
             return
@@ -55,13 +55,13 @@ async def frames(
         show(frame)
         await asyncio.sleep(interval)
         try:
-            scrape, auto = await look(client)
+            scrape, auto = await scrape_once(client)
             frame = frame._replace(scrape=window.push(scrape), auto=auto, trouble="")
         except BenchError as e:
-            frame = frame._replace(trouble=f"no answer, these numbers are old: {e}")
+            frame = frame._replace(trouble=f"no answer; these numbers are old: {e}")
 
 
-async def look(client: httpx.AsyncClient) -> tuple[Scrape, DraftingState | None]:
+async def scrape_once(client: httpx.AsyncClient) -> tuple[Scrape, DraftingState | None]:
     """Takes one scrape, and reads the state of automatic depth. Raises BenchError."""
     text = await get_text_with(client, "/metrics")
     try:

@@ -57,7 +57,7 @@ CASES: list[tuple[str, object, int, str]] = [
      {"messages": [{"role": "user", "content": "x"}], "tools": [{"function": {"name": "f"}}]}, 400,
      "tools are not supported by this server: it was started without --tool-call-parser"),
     ("/v1/completions", {"prompt": "x", "priority": 1}, 400,
-     "priority is 1; this server has one for all: it was started without --enable-priority-scheduling"),
+     "priority is 1; this server has no priorities: it was started without --enable-priority-scheduling"),
     ("/v1/chat/completions",
      {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "xml"}}, 400,
      "response_format.type must be text, json_object"),

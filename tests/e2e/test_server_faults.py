@@ -177,7 +177,7 @@ def test_shutdown_does_not_wait_for_ever(start: StartServer) -> None:
         next(lines)
         server.interrupt()
         rest = [line for line in lines if line]
-    assert "the server was shut down before this was finished" in rest[-2]
+    assert "the server was shut down before the request finished" in rest[-2]
     assert rest[-1] == "data: [DONE]"
     check_ended(server, 130)
 

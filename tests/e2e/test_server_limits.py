@@ -52,7 +52,7 @@ def test_request_timeout(limited: ServerProcess) -> None:
     whole = httpx.post(limited.url + "/v1/completions", json=LONG, headers={"x-request-id": "late-1"})
     assert (whole.status_code, whole.json()["error"]["code"]) == (504, "request_timeout")
     until(lambda: idle(limited))
-    (shown,) = (line for line in lines(limited, "Gave up request") if line["request_id"] == "late-1")
+    (shown,) = (line for line in lines(limited, "Request ended early") if line["request_id"] == "late-1")
     assert "--request-timeout" in str(shown["why"])
     assert isinstance(shown["output_tokens"], int)
     assert shown["output_tokens"] > 0
@@ -130,7 +130,7 @@ def test_a_client_that_does_not_take_its_answer(start: StartServer) -> None:
     head = f"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     with connected(server, (head + body).encode()) as client:
         client.recv(100)
-        shown = "its client did not take its answer"
+        shown = "its client did not read its answer"
         until(lambda: any(shown in line for line in server.stderr))
         until(lambda: idle(server))
         # The engine may have come to the end of it before the client's time was up.

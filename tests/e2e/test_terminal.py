@@ -40,7 +40,7 @@ def test_chat(
     assert re.fullmatch(r"30 tokens, accept length 3.00 \(100% 100%\), TTFT \d+ ms, \d+ tok/s", said[2])
     assert said[3] == "drafts: none"
     assert said[4].startswith("30 tokens, accept length 1.00, ")
-    assert said[5] == "the conversation begins anew"
+    assert said[5] == "the conversation is cleared"
     assert said[6].startswith("error: the server answered with an error (400): ")
     assert len(said) == 7
     assert "\x1b" not in out + err
@@ -129,7 +129,7 @@ def test_top(scripted: ServerProcess, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["top", "--once", "--base-url", scripted.url + "/"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"nextn top     {scripted.url}, since it was started\n")
-    assert re.search(r"requests      0 running, 0 queued; \d+ came", out)
+    assert re.search(r"requests      0 running, 0 queued; \d+ received", out)
     assert "\x1b" not in out
 
 
@@ -139,7 +139,7 @@ def test_top_in_a_terminal(scripted: ServerProcess) -> None:
         top.see("\x1b[?1049h")
         top.see("requests")
         top.see("━" * 36)
-        top.see("q or Ctrl-C ends")
+        top.see("q or Ctrl-C: quit")
         top.resize(24, 80)
         top.see("requests")
         top.see(f"{'━' * 16}\x1b[0m   0 %")  # by its size alone: the next look is far away

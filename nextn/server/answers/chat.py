@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from nextn.server.answers.choice import Choice, Delta
 from nextn.server.answers.logprobs import Entry, chat_logprobs
-from nextn.server.parsers.answer import AnswerParser, Reading
+from nextn.server.parsers.answer import AnswerFormat, AnswerParser
 from nextn.server.parsers.parts import Part
 from nextn.server.protocol.responses import ChatChoice, ChatDelta, FunctionCall, Message, ToolCall
 from nextn.server.protocol.responses import Delta as ChatText
@@ -21,18 +21,18 @@ def call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-def chat_choice(choice: Choice, tokenizer: Tokenizer, reading: Reading) -> ChatChoice:
+def chat_choice(choice: Choice, tokenizer: Tokenizer, answer_format: AnswerFormat) -> ChatChoice:
     """The complete answer of a choice that has ended."""
-    parser = AnswerParser(reading)
+    parser = AnswerParser(answer_format)
     parts = parser.push("".join(choice.text)) + parser.finish()
-    said = reading.echo + "".join(part.text for part in parts if part.kind == "content")
-    message = Message("assistant", said)
-    if reading.reasoning is not None:
+    content = answer_format.echo + "".join(part.text for part in parts if part.kind == "content")
+    message = Message("assistant", content)
+    if answer_format.reasoning is not None:
         message.reasoning_content = "".join(p.text for p in parts if p.kind == "reasoning") or None
     calls = whole_calls(parts)
     if calls:
         message.tool_calls = calls
-        message.content = said or None
+        message.content = content or None
     logprobs = None if choice.logprobs is None else chat_logprobs(choice.entries, tokenizer)
     reason = finish_reason(choice, bool(calls))
     return ChatChoice(choice.index, message, reason, logprobs, matched_stop(choice))
@@ -56,9 +56,9 @@ def matched_stop(choice: Choice) -> int | str | UnsetType:
     return UNSET if choice.matched is None else choice.matched
 
 
-def reasoning_tokens(choice: Choice, reading: Reading) -> int:
+def reasoning_tokens(choice: Choice, answer_format: AnswerFormat) -> int:
     """Number of an answer's tokens that are reasoning, including the markers around the reasoning."""
-    parser = reading.reasoning_parser()
+    parser = answer_format.reasoning_parser()
     if parser is None:
         return 0
     data = [choice.stream.token_bytes[token] for token in choice.tokens]
@@ -75,7 +75,7 @@ def reasoning_tokens(choice: Choice, reading: Reading) -> int:
 
 
 @dataclass
-class Said:
+class ChunkState:
     """State of a choice between its chunks. calls: whether a tool call has been sent."""
 
     parser: AnswerParser
@@ -87,35 +87,35 @@ class ChatWording:
     """Makes a chat's chunks for each delta. A choice's first chunk has the role; each later chunk has one
     part of the text. Log-probabilities are sent with the first chunk made after their text arrived."""
 
-    def __init__(self, tokenizer: Tokenizer, reading: Reading) -> None:
-        self.tokenizer, self.reading = tokenizer, reading
-        self.begun: dict[int, Said] = {}
+    def __init__(self, tokenizer: Tokenizer, answer_format: AnswerFormat) -> None:
+        self.tokenizer, self.answer_format = tokenizer, answer_format
+        self.begun: dict[int, ChunkState] = {}
 
     def __call__(self, delta: Delta) -> list[ChatDelta]:
         choice, chunks = delta.choice, list[ChatDelta]()
-        said = self.begun.get(choice.index)
-        if said is None:
-            said = self.begun[choice.index] = Said(AnswerParser(self.reading))
-            chunks.append(self._chunk(said, choice, ChatText(role="assistant", content="")))
-            if self.reading.echo:
-                chunks.append(self._chunk(said, choice, ChatText(content=self.reading.echo)))
-        parts = said.parser.push(delta.text)
+        state = self.begun.get(choice.index)
+        if state is None:
+            state = self.begun[choice.index] = ChunkState(AnswerParser(self.answer_format))
+            chunks.append(self._chunk(state, choice, ChatText(role="assistant", content="")))
+            if self.answer_format.echo:
+                chunks.append(self._chunk(state, choice, ChatText(content=self.answer_format.echo)))
+        parts = state.parser.push(delta.text)
         if choice.finish_reason is not None:
-            parts += said.parser.finish()
-        said.entries += delta.entries
+            parts += state.parser.finish()
+        state.entries += delta.entries
         for part in parts:
-            said.calls |= part.kind == "call"
-            chunks.append(self._chunk(said, choice, wording(part)))
+            state.calls |= part.kind == "call"
+            chunks.append(self._chunk(state, choice, wording(part)))
         if choice.finish_reason is not None:
             if not parts:
-                chunks.append(self._chunk(said, choice, ChatText()))
-            chunks[-1].finish_reason = finish_reason(choice, said.calls)
+                chunks.append(self._chunk(state, choice, ChatText()))
+            chunks[-1].finish_reason = finish_reason(choice, state.calls)
             chunks[-1].matched_stop = matched_stop(choice)
         return chunks
 
-    def _chunk(self, said: Said, choice: Choice, text: ChatText) -> ChatDelta:
-        logprobs = None if choice.logprobs is None else chat_logprobs(said.entries, self.tokenizer)
-        said.entries = []
+    def _chunk(self, state: ChunkState, choice: Choice, text: ChatText) -> ChatDelta:
+        logprobs = None if choice.logprobs is None else chat_logprobs(state.entries, self.tokenizer)
+        state.entries = []
         return ChatDelta(choice.index, text, None, logprobs)
 
 

@@ -101,7 +101,7 @@ class Delta(NamedTuple):
 
 class Observer:
     """Receives the events of each choice: `begun`, `first`, `more` for later tokens, and at the end
-    `finished` or `given_up`. This base class does nothing. arrival: time of the request (`perf_counter`)."""
+    `finished` or `ended_early`. This base class does nothing. arrival: the request's, by `perf_counter`."""
 
     def begun(self, choices: Sequence[Choice], n: int) -> None:
         """The choices of one HTTP request, `n` for each prompt, are about to be submitted to the engine."""
@@ -115,6 +115,6 @@ class Observer:
     def finished(self, choice: Choice, arrival: float) -> None:
         """The choice has its finish reason."""
 
-    def given_up(self, choice: Choice, arrival: float, running: bool, error: ApiError | None) -> None:
+    def ended_early(self, choice: Choice, arrival: float, running: bool, error: ApiError | None) -> None:
         """The choice ended without a complete answer. running: the engine was still working on it and has
         been told to stop. error: the client gets this; None if the client disconnected."""

@@ -115,7 +115,7 @@ class Generation:
                         del running[rid]
                         self.engine.abort(rid)  # the engine does not know that a stop string was found
                         if choice.finish_reason == "abort":
-                            self.observer.given_up(choice, self.arrival, True, ended_by_request())
+                            self.observer.ended_early(choice, self.arrival, True, ended_by_request())
                         else:
                             self.observer.finished(choice, self.arrival)
                     yield Delta(choice, text, entries, choice.prompt_entries if first else None)
@@ -128,7 +128,7 @@ class Generation:
             if timer is not None:
                 timer.cancel()
             for rid, choice in running.items():
-                self.observer.given_up(choice, self.arrival, self.engine.abort(rid), error)
+                self.observer.ended_early(choice, self.arrival, self.engine.abort(rid), error)
 
     async def _sorted(self, updates: list[Update]) -> tuple[dict[str, list[Out]], ApiError | None]:
         """Groups outputs by request, up to the first error, which it returns. Prompt scores are stored in
@@ -163,7 +163,7 @@ class Generation:
         ApiError (400) if a stop regex fails."""
         self._take_time(choice, outs, first)
         if len(outs) > 1 and choice.steps is None and not choice.stream.searches:
-            outs = joined(outs)
+            outs = merged(outs)
         text, entries = "", list[Entry]()
         try:
             for out in outs:
@@ -285,7 +285,7 @@ class Generation:
         return "".join(texts), None
 
 
-def joined(outs: Sequence[Out]) -> list[Out]:
+def merged(outs: Sequence[Out]) -> list[Out]:
     """Merges outputs of one request into one with the same effect on text and statistics. Outputs that end in
     an abort stay separate."""
     last = outs[-1]

@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from nextn.request import TokenLogprob
 from nextn.server.answers.choice import Choice
 from nextn.server.answers.generation import Generation
-from nextn.server.protocol.native import Asked, GenerateRequest
+from nextn.server.protocol.native import GenerateRequest, PromptParams
 from nextn.server.protocol.responses import encode, spec_tokens_details
 from nextn.tokenizer.tokenizer import Tokenizer
 
@@ -39,11 +39,13 @@ class NativeAnswer(msgspec.Struct):
 
 
 class NativeReply:
-    """Makes the answer to one /generate request, whole or in chunks. asked: one for each prompt, in the
+    """Makes the answer to one /generate request, whole or in chunks. params: one for each prompt, in the
     generation's order."""
 
-    def __init__(self, request: GenerateRequest, asked: Sequence[Asked], generation: Generation) -> None:
-        self.request, self.asked, self.generation = request, asked, generation
+    def __init__(
+        self, request: GenerateRequest, params: Sequence[PromptParams], generation: Generation
+    ) -> None:
+        self.request, self.params, self.generation = request, params, generation
         self.many = request.batch or generation.n > 1
         # Log-probabilities by prompt index, made once for all choices and chunks
         self._of_prompts: dict[int, dict[str, object]] = {}
@@ -69,7 +71,7 @@ class NativeReply:
             await deltas.aclose()
 
     def _answer(self, choice: Choice) -> NativeAnswer:
-        asked = self.asked[choice.index // self.generation.n]
+        params = self.params[choice.index // self.generation.n]
         meta: dict[str, object] = {
             "id": choice.id,
             "finish_reason": finish_reason(choice),
@@ -77,10 +79,10 @@ class NativeReply:
             "completion_tokens": choice.completion_tokens,
             "cached_tokens": choice.cached_tokens,
         }
-        if asked.logprobs:
+        if params.logprobs:
             names = self.generation.tokenizer if self.request.return_text_in_logprobs else None
-            meta |= self._prompt_logprobs(choice, asked, names)
-            meta |= logprobs(choice, asked, names)
+            meta |= self._prompt_logprobs(choice, params, names)
+            meta |= logprobs(choice, params, names)
         if choice.finish_reason is not None:
             meta["e2e_latency"] = choice.last_output - self.generation.arrival
             meta |= msgspec.structs.asdict(spec_tokens_details(choice.spec))
@@ -89,11 +91,13 @@ class NativeReply:
             answer.kv_transfer_params = self.generation.transfer_params
         return answer
 
-    def _prompt_logprobs(self, choice: Choice, asked: Asked, names: Tokenizer | None) -> dict[str, object]:
+    def _prompt_logprobs(
+        self, choice: Choice, params: PromptParams, names: Tokenizer | None
+    ) -> dict[str, object]:
         index = choice.index // self.generation.n
         if index in self._of_prompts:
             return self._of_prompts[index]
-        worded = prompt_logprobs(choice, asked, names)
+        worded = prompt_logprobs(choice, params, names)
         if choice.prompt_logprobs:
             self._of_prompts[index] = worded
         return worded
@@ -107,27 +111,27 @@ def finish_reason(choice: Choice) -> FinishReason | None:
     return None if choice.finish_reason is None else FinishReason(choice.finish_reason)
 
 
-def logprobs(choice: Choice, asked: Asked, names: Tokenizer | None) -> dict[str, object]:
+def logprobs(choice: Choice, params: PromptParams, names: Tokenizer | None) -> dict[str, object]:
     """One entry for each token of `output_ids`. names: gives the tokens' texts; None leaves them out."""
     found: dict[str, object] = {
         "output_token_logprobs": list(scored(choice.tokens, choice.token_logprobs, names))
     }
-    if asked.tops:
+    if params.tops:
         found["output_top_logprobs"] = [tops(each, names) for each in choice.token_logprobs]
     return found
 
 
-def prompt_logprobs(choice: Choice, asked: Asked, names: Tokenizer | None) -> dict[str, object]:
-    """One entry for each token of the prompt from `asked.start` on, in JSON. The first has no
+def prompt_logprobs(choice: Choice, params: PromptParams, names: Tokenizer | None) -> dict[str, object]:
+    """One entry for each token of the prompt from `params.start` on, in JSON. The first has no
     log-probability, as in SGLang. The list is empty if the request was aborted before its prompt had
     scores."""
     prompt = choice.request.tokens
-    start = len(prompt) if asked.start < 0 else asked.start
+    start = len(prompt) if params.start < 0 else params.start
     given = choice.prompt_logprobs[start:]
     before = [None, *given[1:]] if given else []
     entries = list(scored(prompt[start : start + len(before)], before, names))
     found: dict[str, object] = {"input_token_logprobs": msgspec.Raw(encode(entries))}
-    if asked.tops:
+    if params.tops:
         found["input_top_logprobs"] = msgspec.Raw(encode([tops(each, names) for each in before]))
     return found
 

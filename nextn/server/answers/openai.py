@@ -12,7 +12,7 @@ from nextn.server.answers.chat import ChatWording, chat_choice, matched_stop, re
 from nextn.server.answers.choice import Choice, Delta
 from nextn.server.answers.generation import Generation
 from nextn.server.answers.logprobs import completion_logprobs
-from nextn.server.parsers.answer import CONTENT, Reading
+from nextn.server.parsers.answer import CONTENT, AnswerFormat
 from nextn.server.protocol.openai import ChatRequest, CommonRequest
 from nextn.server.protocol.responses import (
     Answer,
@@ -36,13 +36,18 @@ Chunk = CompletionChoice | ChatDelta
 
 
 class Reply:
-    """Makes one request's answer, whole or in chunks. reading: how a chat's text is split into content,
+    """Makes one request's answer, whole or in chunks. answer_format: how a chat's text is split into content,
     reasoning and tool calls."""
 
     def __init__(
-        self, request: CommonRequest, generation: Generation, model: str, reading: Reading = CONTENT
+        self,
+        request: CommonRequest,
+        generation: Generation,
+        model: str,
+        answer_format: AnswerFormat = CONTENT,
     ) -> None:
-        self.request, self.generation, self.model, self.reading = request, generation, model, reading
+        self.request, self.generation = request, generation
+        self.model, self.answer_format = model, answer_format
         self.chat = isinstance(request, ChatRequest)
         self.id = generation.id
         self.created = int(time.time())
@@ -56,7 +61,7 @@ class Reply:
         name = "chat.completion" if self.chat else "text_completion"
         worded: list[Whole]
         if self.chat:
-            worded = [chat_choice(choice, tokenizer, self.reading) for choice in choices]
+            worded = [chat_choice(choice, tokenizer, self.answer_format) for choice in choices]
         else:
             choices = self._best()
             worded = [text_choice(choice, tokenizer, i) for i, choice in enumerate(choices)]
@@ -91,7 +96,7 @@ class Reply:
         name = "chat.completion.chunk" if self.chat else "text_completion"
         tokenizer = self.generation.tokenizer
         word: Callable[[Delta], Sequence[Chunk]]
-        word = ChatWording(tokenizer, self.reading) if self.chat else TextWording(tokenizer)
+        word = ChatWording(tokenizer, self.answer_format) if self.chat else TextWording(tokenizer)
         ids = TokenIds() if self.request.return_token_ids else None
         prompt: list[int] | UnsetType = UNSET
         params = self._transfer_params()
@@ -133,9 +138,9 @@ class Reply:
         return SglExt(each[0] if len(each) == 1 else each)
 
     def _details(self) -> CompletionTokensDetails | UnsetType:
-        if self.reading.reasoning is None:
+        if self.answer_format.reasoning is None:
             return UNSET
-        spent = [reasoning_tokens(choice, self.reading) for choice in self.generation.choices]
+        spent = [reasoning_tokens(choice, self.answer_format) for choice in self.generation.choices]
         return CompletionTokensDetails(sum(spent))
 
     def _usage(self, choices: Sequence[Choice]) -> Usage:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from nextn.request import SamplingParams
 from nextn.server.answers.choice import Observer, Prompt
 from nextn.server.answers.generation import Generation
-from nextn.server.parsers.answer import Reading
+from nextn.server.parsers.answer import AnswerFormat
 from nextn.server.parsers.first_call import FirstCall
 from nextn.server.process.engines import Engines
 from nextn.server.process.messages import Ready
@@ -29,7 +29,7 @@ from nextn.server.protocol.errors import (
     too_many_tokens,
     unavailable,
 )
-from nextn.server.protocol.native import Asked, GenerateRequest
+from nextn.server.protocol.native import GenerateRequest, PromptParams
 from nextn.server.protocol.openai import ChatRequest, CommonRequest, CompletionRequest, Sampling
 from nextn.server_config import ServerConfig
 from nextn.tokenizer.stop_regex import StopRegexes
@@ -104,7 +104,7 @@ class Service:
     async def completion(self, request: CompletionRequest) -> Generation:
         arrival = time.perf_counter()
         self.open(request.model)
-        given = request.given()
+        given = request.prompts()
         self._check_count(len(given) * request.candidates)  # first: a body has room for millions of prompts
         regexes = await compiled_regexes(request.stop_regex)
         if request.suffix:
@@ -115,19 +115,19 @@ class Service:
         made = self._prompts(request, ids, COMPLETION_MAX_TOKENS, regexes, echo)
         return self._generation(request, made, arrival, "cmpl")
 
-    async def generate(self, request: GenerateRequest) -> tuple[Generation, list[Asked]]:
+    async def generate(self, request: GenerateRequest) -> tuple[Generation, list[PromptParams]]:
         arrival = time.perf_counter()
         self.check_open()
-        given = request.given()
+        given = request.prompts()
         self._check_count(len(given))
-        asked = request.asked(len(given))
+        asked = request.prompt_params(len(given))
         n = asked[0].sampling.n
         self._check_count(len(asked) * n)
         regexes = {each: await compiled_regexes(each, "sampling_params.") for each in patterns(asked)}
         ids = await self._ids(given)
         ready = self.check_open()  # again: tokenizing may have taken a while
         prompts = []
-        if request.prefills:
+        if request.prefill_only:
             asked, n = [each.prompt_only() for each in asked], 1
         remotes = request.remotes(len(ids))
         for tokens, each, remote in zip(ids, asked, remotes, strict=True):
@@ -139,12 +139,12 @@ class Service:
                 "sampling_params.max_new_tokens",
             )
             check_vocabulary(tokens, ready.vocab_size)
-            seed = drawn(each.sampling.sampling_seed)
-            limit = 0 if request.prefills else limit
+            seed = seed_or_random(each.sampling.sampling_seed)
+            limit = 0 if request.prefill_only else limit
             params = each.params(len(tokens), limit, seed, request.speculative, ready.vocab_size)
             if params.prompt_logprobs is not None:  # see HandedOff.scores_prompts
                 remote = None
-                params = params.replace(prompt_logprobs=None) if request.prefills else params
+                params = params.replace(prompt_logprobs=None) if request.prefill_only else params
             stop_regexes = regexes[tuple(each.sampling.stop_regex)]
             prompt = prompt_of(each.sampling, tokens, params, stop_regexes, name=each.rid)
             prompts.append(prompt._replace(remote=remote))
@@ -166,19 +166,21 @@ class Service:
             generation.transfer_params = request.answer_params(self.engine_id, *self.bootstrap)
         return generation, asked
 
-    async def chat(self, request: ChatRequest) -> tuple[Generation, Reading]:
+    async def chat(self, request: ChatRequest) -> tuple[Generation, AnswerFormat]:
         arrival = time.perf_counter()
         ready = self.open(request.model)
-        text, reading, constraint = await self.chat_prompt(request, ready)
+        text, answer_format, constraint = await self.chat_prompt(request, ready)
         ids = await self.encoder.encode([text], add_special_tokens=False, most=ready.context_length)
         regexes = await compiled_regexes(request.stop_regex)
         (prompt,) = self._prompts(request, ids, None, regexes)
-        if reading.tool_parser is not None and not request.parallel_tool_calls:
-            prompt = prompt._replace(ends=lambda: FirstCall(reading))
-        if constraint is not None and not request.prefills:
+        if answer_format.tool_parser is not None and not request.parallel_tool_calls:
+            prompt = prompt._replace(ends=lambda: FirstCall(answer_format))
+        if constraint is not None and not request.prefill_only:
             prompt = prompt._replace(params=prompt.params.replace(constraint=constraint))
-        generation = self._generation(request, [prompt._replace(shown=reading.markers)], arrival, "chatcmpl")
-        return generation, reading
+        generation = self._generation(
+            request, [prompt._replace(shown=answer_format.markers)], arrival, "chatcmpl"
+        )
+        return generation, answer_format
 
     async def chat_prompt(self, request: ChatRequest, ready: Ready) -> ChatPrompt:
         """Renders a chat, in a thread if that may take long. Raises ApiError."""
@@ -220,9 +222,9 @@ class Service:
         made = []
         for i, (tokens, remote) in enumerate(zip(prompts, request.remotes(len(prompts)), strict=True)):
             limit = token_limit(tokens, request.limit, default, ready.context_length, request.limit_field)
-            limit = 0 if request.prefills else limit
+            limit = 0 if request.prefill_only else limit
             check_vocabulary(tokens, ready.vocab_size)
-            params = request.sampling(limit, drawn(request.seed), ready.vocab_size)
+            params = request.sampling(limit, seed_or_random(request.seed), ready.vocab_size)
             begin = None if echo is None else self._text(echo[i], request.skip_special_tokens)
             made.append(prompt_of(request, tokens, params, regexes, begin)._replace(remote=remote))
         return made
@@ -240,7 +242,7 @@ class Service:
             request.candidates,
             arrival,
             keep_depths=isinstance(request, CompletionRequest) and request.return_draft_depths,
-            keep_steps=request.tells_steps,
+            keep_steps=request.returns_draft_steps,
             logprobs_by_token=request.tops is None,
             name=request.rid or f"{kind}-{uuid.uuid4().hex}",
             priority=self._priority(request.priority),
@@ -258,7 +260,7 @@ class Service:
             return -asked
         if asked and not self.config.enable_priority_scheduling:
             raise bad_request(
-                f"priority is {asked}; this server has one for all: it was started without "
+                f"priority is {asked}; this server has no priorities: it was started without "
                 "--enable-priority-scheduling",
                 "priority",
             )
@@ -285,7 +287,7 @@ class Service:
         return most
 
 
-def patterns(asked: Sequence[Asked]) -> set[tuple[str, ...]]:
+def patterns(asked: Sequence[PromptParams]) -> set[tuple[str, ...]]:
     return {tuple(each.sampling.stop_regex) for each in asked}
 
 
@@ -300,7 +302,7 @@ def check_constraints(prompts: Sequence[Prompt], n: int) -> None:
     length = n * sum(len(constraint.text) for constraint in given)
     if length > MOST_CONSTRAINTS:
         raise bad_request(
-            f"what the texts must match has {length} characters, counted for each of the choices; "
+            f"the constraints have {length} characters, counted for each of the choices; "
             f"{MOST_CONSTRAINTS} are allowed"
         )
 
@@ -325,5 +327,5 @@ def prompt_of(
     )
 
 
-def drawn(seed: int | None) -> int:
+def seed_or_random(seed: int | None) -> int:
     return secrets.randbits(64) if seed is None else seed

@@ -30,7 +30,7 @@ from nextn.server.http.expert_record import Dumped, dump_experts, record_experts
 from nextn.server.http.middleware import CountResponses, RequestId, TraceParent
 from nextn.server.http.openapi import Document
 from nextn.server.http.profile import add_profile
-from nextn.server.http.sse import ClientGone, EarlyAnswer, EventStream, WholeAnswer, alone, unless_gone
+from nextn.server.http.sse import ClientGone, EarlyAnswer, EventStream, WholeAnswer, one_chunk, unless_gone
 from nextn.server.http.static import add_page
 from nextn.server.http.tokens import (
     DetokenizeRequest,
@@ -80,7 +80,7 @@ def add_generation(app: FastAPI, service: Service, bodies: Bodies, document: Doc
 
     @app.post(
         "/v1/completions",
-        **route("Go on with a text", CompletionRequest, Answer[CompletionChoice], stream=True),
+        **route("Complete a text", CompletionRequest, Answer[CompletionChoice], stream=True),
     )
     async def completions(request: Request) -> Response:
         body = await bodies.read(request, CompletionRequest)
@@ -90,11 +90,11 @@ def add_generation(app: FastAPI, service: Service, bodies: Bodies, document: Doc
     async def chat_completions(request: Request) -> Response:
         body = await bodies.read(request, ChatRequest)
         with prompt_in(body.prompt_field):
-            generation, reading = await service.chat(body)
-        return await answer(request, body, Reply(body, generation, name, reading))
+            generation, answer_format = await service.chat(body)
+        return await answer(request, body, Reply(body, generation, name, answer_format))
 
     described = route(
-        "Go on with texts or token ids", GenerateRequest, NativeAnswer | list[NativeAnswer], stream=True
+        "Complete texts or token ids", GenerateRequest, NativeAnswer | list[NativeAnswer], stream=True
     )
 
     @app.put("/generate", **described)
@@ -109,8 +109,8 @@ def add_generation(app: FastAPI, service: Service, bodies: Bodies, document: Doc
         request: Request, body: CommonRequest | GenerateRequest, reply: Reply | NativeReply
     ) -> Response:
         try:
-            if body.prefills and reply.generation.transfer_params is None:  # from SGLang's gateways
-                chunks = reply.chunks() if body.stream else alone(reply.whole())
+            if body.prefill_only and reply.generation.transfer_params is None:  # from SGLang's gateways
+                chunks = reply.chunks() if body.stream else one_chunk(reply.whole())
                 return await unless_gone(request.receive, EarlyAnswer(chunks, body.stream).start())
             if body.stream:
                 return await unless_gone(request.receive, EventStream(reply.chunks()).start())
@@ -122,7 +122,7 @@ def add_generation(app: FastAPI, service: Service, bodies: Bodies, document: Doc
 
 def add_control(app: FastAPI, service: Service, bodies: Bodies, document: Document) -> None:
     route = document.route
-    described = route("Change what requests to come mean by default", SetInternalState, list[bool])
+    described = route("Change defaults for later requests", SetInternalState, list[bool])
 
     @app.put("/set_internal_state", **described)
     @app.post("/set_internal_state", **described)
@@ -130,7 +130,7 @@ def add_control(app: FastAPI, service: Service, bodies: Bodies, document: Docume
         body = await bodies.read(request, SetInternalState)
         return json(await set_internal_state(service, body))
 
-    @app.post("/abort_request", **route("End requests as they are", AbortRequest))
+    @app.post("/abort_request", **route("Abort requests", AbortRequest))
     async def abort(request: Request) -> Response:
         abort_request(service, await bodies.read(request, AbortRequest))
         return Response()
@@ -165,14 +165,14 @@ def add_control(app: FastAPI, service: Service, bodies: Bodies, document: Docume
 def add_expert_record(app: FastAPI, service: Service, document: Document) -> None:
     route, record = document.route, "expert_distribution_record"
 
-    @app.get(f"/start_{record}", **route("Begin to count the rows of each expert", text=True))
-    @app.post(f"/start_{record}", **route("Begin to count the rows of each expert", text=True))
+    @app.get(f"/start_{record}", **route("Start counting the rows of each expert", text=True))
+    @app.post(f"/start_{record}", **route("Start counting the rows of each expert", text=True))
     async def start() -> Response:
         await record_experts(service, "start")
         return Response("Start recording expert distribution.\n", media_type="text/plain")
 
-    @app.get(f"/stop_{record}", **route("End to count the rows of each expert", text=True))
-    @app.post(f"/stop_{record}", **route("End to count the rows of each expert", text=True))
+    @app.get(f"/stop_{record}", **route("Stop counting the rows of each expert", text=True))
+    @app.post(f"/stop_{record}", **route("Stop counting the rows of each expert", text=True))
     async def stop() -> Response:
         await record_experts(service, "stop")
         return Response("Stop recording expert distribution.\n", media_type="text/plain")
@@ -187,23 +187,23 @@ def add_info(app: FastAPI, service: Service, prometheus: Metrics, document: Docu
     route = document.route
     facts = dict[str, Any]
 
-    @app.get("/health", **route("Is the engine there?", answer=facts))
-    @app.get("/readyz", **route("Is the engine there?", answer=facts))
+    @app.get("/health", **route("Is the engine running?", answer=facts))
+    @app.get("/readyz", **route("Is the engine running?", answer=facts))
     async def health() -> Response:
         return json(service.health, 200 if service.status == "ok" else 503)
 
-    @app.get("/livez", **route("Is the server process there?", answer=facts))
+    @app.get("/livez", **route("Is the server process running?", answer=facts))
     async def live() -> Response:
         """Answers 200 as long as the server process runs. /readyz says whether it can serve. The server
         restarts a dead engine itself."""
         return json(service.health)
 
-    @app.get("/health_generate", **route("Does the engine do anything?", answer=facts))
+    @app.get("/health_generate", **route("Does the engine respond?", answer=facts))
     async def health_generate() -> Response:
         await check_engine(service)
         return json({"status": "ok"})
 
-    @app.get("/v1/models", **route("The model served", answer=ModelList))
+    @app.get("/v1/models", **route("The served model", answer=ModelList))
     async def models() -> Response:
         return json(ModelList([info.model_card(service)]))
 
@@ -224,28 +224,28 @@ def add_info(app: FastAPI, service: Service, prometheus: Metrics, document: Docu
     async def server_info() -> Response:
         return json(info.server_info(service))
 
-    @app.get("/model_info", **route("Where the model lies", answer=facts))
-    @app.get("/get_model_info", **route("Where the model lies", answer=facts))
+    @app.get("/model_info", **route("The model's path", answer=facts))
+    @app.get("/get_model_info", **route("The model's path", answer=facts))
     async def model_info() -> Response:
         return json(info.model_info(service))
 
-    @app.get("/v1/loads", **route("What each engine has to do", answer=info.Loads))
+    @app.get("/v1/loads", **route("The load of each engine", answer=info.Loads))
     async def loads(request: Request) -> Response:
         form = request.query_params.get("format", "json")
         if form != "json":
             raise ApiError(
-                400, f"format is {form!r}; it can only be json, /metrics has the rest", param="format"
+                400, f"format is {form!r}; it must be json, or use /metrics instead", param="format"
             )
         include, rank = request.query_params.getlist("include"), request.query_params.get("dp_rank")
         return json(info.loads(service, include, rank))
 
-    @app.get("/get_load", **route("The same, in few words", answer=list[info.OldLoad]))
+    @app.get("/get_load", **route("The load in short form", answer=list[info.OldLoad]))
     async def old_loads() -> Response:
         return json(info.old_loads(service))
 
     if service.config.enable_metrics:
 
-        @app.get("/metrics", **route("Figures for Prometheus", text=True))
+        @app.get("/metrics", **route("Metrics for Prometheus", text=True))
         async def metrics() -> Response:
             return Response(prometheus.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 

@@ -48,7 +48,7 @@ def parse_large(body: bytes, kind: type[Kind], bound: Bound | None) -> Kind:
     request = parse(body, kind)
     if bound is not None:
         with prompt_in(request.prompt_field):
-            bound.check(request.given())
+            bound.check(request.prompts())
     return request
 
 

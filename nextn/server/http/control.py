@@ -21,7 +21,7 @@ from nextn.server.answers.service import Service
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.inbox import Inbox
 from nextn.server.process.messages import NewRequest
-from nextn.server.protocol.body import Body, KnownKeys, like, part, schema_of
+from nextn.server.protocol.body import Body, KnownKeys, parse_object, partial_model, schema_of
 from nextn.server.protocol.errors import ApiError, bad_request
 
 log = logging.getLogger("nextn.server")
@@ -63,7 +63,7 @@ async def check_engine(service: Service) -> None:
     an idle engine gets here. Raises ApiError (503) if none comes within HEALTH_SECONDS."""
     service.check_open()
     up = [client for client in service.engine.ranks if client.ready is not None]
-    listening = [asyncio.ensure_future(sign_of(client)) for client in up]
+    listening = [asyncio.ensure_future(next_message(client)) for client in up]
     try:
         done, _ = await asyncio.wait(listening, timeout=HEALTH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -71,11 +71,11 @@ async def check_engine(service: Service) -> None:
             task.cancel()
         await asyncio.gather(*listening, return_exceptions=True)
     if not done:
-        message = f"the engine has said nothing for {HEALTH_SECONDS:.0f} s"
+        message = f"the engine has not responded for {HEALTH_SECONDS:.0f} s"
         raise ApiError(503, message, "service_unavailable", code="engine_unresponsive")
 
 
-async def sign_of(client: EngineClient) -> None:
+async def next_message(client: EngineClient) -> None:
     """Returns when the engine has sent a message."""
     client.heard.clear()
     rid = f"health-{uuid.uuid4().hex}"
@@ -88,12 +88,12 @@ async def sign_of(client: EngineClient) -> None:
         client.abort(rid)
 
 
-ServerArgs = like(SpeculativeParams, "ServerArgs", PREFIX)
+ServerArgs = partial_model(SpeculativeParams, "ServerArgs", PREFIX)
 ServerArgs.__module__ = __name__  # pickle looks the class up in this module
 
 
 def server_args(value: object) -> KnownKeys:
-    return part(value, ServerArgs, "server_args")
+    return parse_object(value, ServerArgs, "server_args")
 
 
 class SetInternalState(Body):
@@ -114,11 +114,11 @@ async def set_internal_state(service: Service, request: SetInternalState) -> lis
         except ValueError as e:
             message = str(e).replace("speculative.", f"server_args.{PREFIX}")
             raise bad_request(message, message.partition(" ")[0]) from e
-    log.info("defaults of requests to come: %s", in_force(service))
+    log.info("defaults for later requests: %s", current_defaults(service))
     return [True] * service.config.dp_size
 
 
-def in_force(service: Service) -> dict[str, object]:
+def current_defaults(service: Service) -> dict[str, object]:
     """The engine's current defaults, under their names in `ServerArgs`."""
     ready, speculation = service.engine.ready, service.config.speculation
     if ready is None:

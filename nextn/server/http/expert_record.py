@@ -65,7 +65,7 @@ async def dump_experts(service: Service) -> Dumped:
                 dumped = await dump_into(file, path, service)
             undo.pop_all()
     except OSError as e:
-        message = f"{path} cannot be written: {e.strerror}; {FOLDER_VARIABLES[0]} names another folder"
+        message = f"{path} cannot be written: {e.strerror}; set {FOLDER_VARIABLES[0]} to another folder"
         raise ApiError(500, message, "server_error", code="record_not_written") from e
     log.info("expert distribution of %d steps: %s", dumped.steps, path)
     return dumped

@@ -13,7 +13,7 @@ import nextn
 from nextn.config import model_folder
 from nextn.drafting_state import DraftingState, drafting_words
 from nextn.server.answers.service import Service
-from nextn.server.http.control import in_force
+from nextn.server.http.control import current_defaults
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.protocol.errors import bad_request
 from nextn.server.protocol.responses import Model
@@ -91,7 +91,7 @@ def loads(service: Service, include: Sequence[str] = (), dp_rank: str | None = N
     sections if empty. "core" is always included. dp_rank: only this engine. Raises ApiError (400)."""
     asked = {name for names in include for name in names.split(",")} or {"all"}
     if unknown := sorted(asked - SECTIONS):
-        rule = f"it may have {', '.join(sorted(SECTIONS))}"
+        rule = f"choose from {', '.join(sorted(SECTIONS))}"
         raise bad_request(f"include has {unknown[0]!r}; {rule}", "include")
     if dp_rank is not None and not dp_rank.isdecimal():
         raise bad_request(f"dp_rank is {dp_rank!r}; it must be a whole number", "dp_rank")
@@ -198,7 +198,7 @@ def state_of(service: Service, client: EngineClient) -> dict[str, object]:
         "last_gen_throughput": metrics.interval.throughput,
         **({} if auto is None else {"speculative_auto": dataclasses.asdict(auto)}),
         "seconds_since_last_step": client.silent_for(),
-        **in_force(service),
+        **current_defaults(service),
     }
 
 

@@ -59,9 +59,9 @@ class ProfileRequest(Body):
     def check(self) -> None:
         for activity in self.activities or ():
             if activity not in ACTIVITIES:
-                known = " and ".join(ACTIVITIES)
+                known = ", ".join(ACTIVITIES)
                 raise bad_request(
-                    f"activities: {activity!r} is not recorded; {known} are known", "activities"
+                    f"activities: {activity!r} is not supported; choose from {known}", "activities"
                 )
         if self.output_dir is not None and ("\0" in self.output_dir or not os.path.isabs(self.output_dir)):
             message = (
@@ -69,7 +69,7 @@ class ProfileRequest(Body):
             )
             raise bad_request(message, "output_dir")
         if self.profile_prefix is not None and not PREFIX.fullmatch(self.profile_prefix):
-            message = "profile_prefix: up to 100 letters, digits, dots, dashes and underscores, no dot first"
+            message = "profile_prefix: use up to 100 letters, digits, ., - and _, and do not begin with a dot"
             raise bad_request(message, "profile_prefix")
 
 
@@ -88,7 +88,7 @@ def start_profile(service: Service, profiler: Profiler, asked: ProfileRequest) -
     except ValueError as e:
         raise ApiError(400, str(e), code="profile_running") from e
     except OSError as e:
-        message = f"no file can be written in {folder}: {e.strerror}; output_dir names another folder"
+        message = f"no file can be written in {folder}: {e.strerror}; set output_dir to another folder"
         raise ApiError(400, message, param="output_dir", code="profile_dir_not_usable") from e
 
 
@@ -106,8 +106,8 @@ async def stop_profile(profiler: Profiler) -> Written:
 def add_profile(
     app: FastAPI, service: Service, bodies: Bodies, document: Document, profiler: Profiler
 ) -> None:
-    summary = "Record where the time goes"
-    end = document.route("Write what was recorded to a file", answer=Written)
+    summary = "Start a profile"
+    end = document.route("Stop the profile and write its trace to a file", answer=Written)
 
     @app.get("/start_profile", **document.route(summary, text=True))
     @app.post("/start_profile", **document.route(summary, ProfileRequest, text=True, optional=True))

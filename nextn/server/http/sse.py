@@ -69,7 +69,7 @@ class WholeAnswer(Response):
                 await asyncio.sleep(0)
 
 
-async def alone(work: Coroutine[Any, Any, bytes]) -> AsyncGenerator[bytes, None]:
+async def one_chunk(work: Coroutine[Any, Any, bytes]) -> AsyncGenerator[bytes, None]:
     yield await work
 
 

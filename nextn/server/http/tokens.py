@@ -29,14 +29,12 @@ OF_MESSAGES = ChatMessages.model_fields.keys() - {"messages"}
 
 class TokenizeRequest(ChatMessages):
     model: str | None = None
-    prompt: Annotated[str | ListOf[str], Field(description="or messages")] | None = None
+    prompt: Annotated[str | ListOf[str], Field(description="alternative to messages")] | None = None
     messages: ListOf[dict[str, Any]] = Field(default_factory=list)
     add_special_tokens: Annotated[
-        bool, Field(description="those that the checkpoint puts around a prompt; not for messages")
+        bool, Field(description="add the special tokens that the checkpoint puts around a prompt")
     ] = True
-    return_token_strs: Annotated[bool, Field(description="with token_strs: what each token is called")] = (
-        False
-    )
+    return_token_strs: Annotated[bool, Field(description="add token_strs: the text of each token")] = False
 
     def check(self) -> None:
         super().check()
@@ -45,7 +43,7 @@ class TokenizeRequest(ChatMessages):
         if self.prompt is not None:
             given = self.model_dump(include=set(OF_MESSAGES), exclude_defaults=True)
             for name in given:
-                raise bad_request(f"{name} goes with messages, not with a prompt", name)
+                raise bad_request(f"{name} can only be used with messages, not with a prompt", name)
         check_size(self.texts(), self.prompt_field)
 
     @property

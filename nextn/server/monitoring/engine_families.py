@@ -49,38 +49,38 @@ def of_engine(client: EngineClient) -> Iterable[Metric]:
     usage = stats.used_tokens / max(stats.total_tokens, 1)
     hit_rate = total.cached_tokens / max(total.prompt_tokens, 1)
     yield gauge("num_running_reqs", stats.running, "requests in the engine's batch")
-    yield gauge("num_queue_reqs", stats.waiting, "requests waiting for their turn")
+    yield gauge("num_queue_reqs", stats.waiting, "requests in the queue")
     yield gauge("num_used_tokens", stats.used_tokens, "KV slots in use")
-    yield gauge("max_total_num_tokens", stats.total_tokens, "KV slots there are")
-    yield gauge("token_usage", usage, "KV slots in use / there are")
+    yield gauge("max_total_num_tokens", stats.total_tokens, "all KV slots")
+    yield gauge("token_usage", usage, "KV slots in use / all KV slots")
     yield gauge("gen_throughput", throughput, "generated tokens per second, last interval; 0 when idle")
     yield gauge("cache_hit_rate", hit_rate, "prompt tokens found in the prefix cache / prompt tokens")
-    yield gauge("num_retracted_reqs", total.retracted, "requests put back because pages ran out, so far")
+    yield gauge("num_retracted_reqs", total.retracted, "requests retracted because pages ran out, so far")
     yield gauge("spec_accept_length", last.spec.accept_length, "tokens per verify step, last interval")
     yield gauge("spec_accept_rate", last.spec.accept_rate, "drafts accepted / proposed, last interval")
-    simulated = "1: drafts are accepted by lot (--speculative-simulate-accept-length)"
+    simulated = "1: acceptance is simulated (--speculative-simulate-accept-length)"
     yield gauge("spec_simulated", int(stats.spec.simulated), simulated)
     if stats.auto is not None:
         yield gauge("auto_drafting", int(stats.auto.drafting), "1: automatic depth drafts at this load")
-        predicted = "tokens/s with drafts over without at this load, as automatic depth predicts it"
+        predicted = "tokens/s with drafts / without, at this load, as automatic depth predicts"
         yield gauge("auto_draft_gain", stats.auto.gain, predicted)
     yield counter("nextn:prompt_tokens", total.prompt_tokens, "prompt tokens, cached ones included")
     yield counter("nextn:cached_tokens", total.cached_tokens, "prompt tokens found in the prefix cache")
     yield counter("nextn:generation_tokens", total.generated_tokens, "generated tokens")
-    yield gauge("engine_up", metrics.engine_up, "1 while there is an engine to serve")
+    yield gauge("engine_up", metrics.engine_up, "1 while an engine can serve")
     yield gauge(
         "seconds_since_last_step",
         client.silent_for(),
-        "since the engine was last heard of, while it has requests; 0 when idle",
+        "time since the engine's last message, while it has requests; 0 when idle",
     )
-    yield counter("nextn:engine_busy_seconds", metrics.busy, "in which the engine had work")
-    waited = "in which the engine's ranks waited for others, in steps for other groups too (--tp-size)"
+    yield counter("nextn:engine_busy_seconds", metrics.busy, "seconds in which the engine had work")
+    waited = "seconds in which the engine's ranks waited for others, also in other groups' steps (--tp-size)"
     yield counter("nextn:rank_wait_seconds", total.waited, waited)
-    sent = "that the engine's ranks sent to others with which they share experts"
+    sent = "bytes that the engine's ranks sent to others with which they share experts"
     yield counter("nextn:rank_sent_bytes", total.sent, sent)
     if stats.shard_rows is not None:
         loads = [each.metrics.stats.shard_rows for each in client.partners or (client,)]
-        highest = "highest load of a shard of experts over the mean, last window of steps (--ep-size)"
+        highest = "highest load of a shard of experts / the mean, last window of steps (--ep-size)"
         yield gauge("expert_load_imbalance", imbalance([each for each in loads if each is not None]), highest)
     if total.transfer is not None:
         yield from of_transfers(total.transfer)
@@ -101,15 +101,19 @@ def of_engine(client: EngineClient) -> Iterable[Metric]:
 
 def of_transfers(transfer: TransferStats) -> Iterable[Metric]:
     """Metrics of page transfers: on a prefill server of sent pages, on a decode server of received ones."""
-    active = "requests whose KV pages are under way between servers, or waited for"
+    active = "requests whose KV pages are being transferred, or waited for"
     yield GaugeMetricFamily("nextn:transfer_active", active, value=transfer.active)
     counted = (
         ("finished", transfer.finished, "requests whose KV pages all arrived"),
-        ("failed", transfer.failed, "requests of which KV pages were missing in the end"),
-        ("fallbacks", transfer.fallbacks, "of these, those whose prompts the decode server computed itself"),
+        ("failed", transfer.failed, "requests for which some KV pages never arrived"),
+        ("fallbacks", transfer.fallbacks, "failed transfers whose prompts the decode server computed itself"),
         ("pages", transfer.pages, "KV pages that arrived"),
         ("bytes", transfer.bytes, "bytes of KV pages that arrived"),
-        ("seconds", transfer.seconds, "of all finished requests together, each from when it asked for pages"),
+        (
+            "seconds",
+            transfer.seconds,
+            "sum over all finished requests of the seconds since each asked for pages",
+        ),
     )
     for name, value, help in counted:
         yield CounterMetricFamily(f"nextn:transfer_{name}", help, value=value)

@@ -47,19 +47,21 @@ class Metrics:
         self.ttft = histogram("time_to_first_token", "from arrival to the first token", TTFT_BUCKETS)
         self.itl = ManyAtOnce(
             "nextn:inter_token_latency_seconds",
-            "time per token: a step's time shared by its tokens",
+            "time per token: a step's time divided by its tokens",
             ITL_BUCKETS,
         )
         self.e2e = histogram("e2e_request_latency", "from arrival to the last token", E2E_BUCKETS)
         self.queue_time = histogram(
-            "queue_time", "from the engine's taking it to its first step", QUEUE_BUCKETS
+            "queue_time", "from arrival in the engine to the first step", QUEUE_BUCKETS
         )
-        self.tpot = histogram("time_per_output_token", "of a request, its first token left out", ITL_BUCKETS)
+        self.tpot = histogram(
+            "time_per_output_token", "mean of a request, without its first token", ITL_BUCKETS
+        )
         self.prompt_length = tokens("prompt", "prompt tokens of a finished choice")
         self.output_length = tokens("generation", "generated tokens of a finished choice")
         self.responses = Counter(
             "nextn:http_responses",
-            "answers by route",
+            "HTTP responses by route",
             ["endpoint", "method", "status_code"],
             registry=self.registry,
         )
@@ -71,18 +73,18 @@ class Metrics:
         """Called by prometheus_client when a client reads /metrics."""
         yield from of_engines(self.engine.ranks)
         counter = CounterMetricFamily
-        yield counter("nextn:num_requests", "choices asked for", value=self.requests)
-        given_up = "choices given up by client, /abort_request, deadline or shutdown"
-        yield counter("nextn:num_aborted_requests", given_up, value=self.aborted)
+        yield counter("nextn:num_requests", "choices sent to the engine", value=self.requests)
+        aborted = "choices aborted by client, /abort_request, deadline or shutdown"
+        yield counter("nextn:num_aborted_requests", aborted, value=self.aborted)
         failed = "choices refused by the engine or lost with it"
         yield counter("nextn:num_failed_requests", failed, value=self.failed)
         finished = CounterMetricFamily(
-            "nextn:num_finished_requests", "choices that came to their end", labels=["finish_reason"]
+            "nextn:num_finished_requests", "choices that ended normally", labels=["finish_reason"]
         )
         for reason, count in self.finished.items():
             finished.add_metric([reason], count)
         yield finished
         yield self.itl.family()
-        build = GaugeMetricFamily("nextn:build_info", "which nextn this is", labels=["version"])
+        build = GaugeMetricFamily("nextn:build_info", "version of nextn", labels=["version"])
         build.add_metric([nextn.__version__], 1)
         yield build

@@ -69,7 +69,7 @@ class Profiler:
         """Starts a profile. Raises ValueError if one runs already, OSError if no file can be written in its
         folder."""
         if self.running:
-            raise ValueError("a profile runs already; POST /stop_profile ends it")
+            raise ValueError("a profile is already running; POST /stop_profile ends it")
         check_folder(profile.folder)
         up = [client for client in self.engine.ranks if client.ready is not None]
         asked = [client.profile(profile.steps, profile.first) for client in up]
@@ -78,7 +78,7 @@ class Profiler:
         profile.writing = asyncio.create_task(self._finish(profile, up, asked))
         profile.writing.add_done_callback(lambda task: task.cancelled() or task.exception())  # already logged
         steps = "until /stop_profile" if profile.steps is None else f"for {profile.steps} steps"
-        log.info("a profile runs %s; its trace will be in %s", steps, profile.folder)
+        log.info("profiling %s; the trace will be in %s", steps, profile.folder)
 
     async def stop(self) -> Written:
         """Ends the profile that runs, and returns the result. If none runs, returns the last result. If that
@@ -125,7 +125,7 @@ class Profiler:
             log.error("%s cannot be written: %s; /stop_profile tries again", path, e.strerror or e)
             raise
         steps = [trace.steps for trace in traces[1:]]
-        log.info("a profile of %s steps: %s", "+".join(map(str, steps)) or 0, path)
+        log.info("wrote a profile of %s steps: %s", "+".join(map(str, steps)) or 0, path)
         names = [trace.name for trace in traces]
         left_out = sum(trace.left_out for trace in traces)
         return Written(str(path), names, steps, sum(len(trace.intervals) for trace in traces), left_out)

@@ -46,11 +46,11 @@ class RequestLog:
     def finished(self, choice: Choice, arrival: float) -> None:
         self._ended(choice, arrival, lambda: f"Finished request, {summary(choice, arrival)}", {})
 
-    def given_up(self, choice: Choice, arrival: float, error: ApiError | None) -> None:
-        why = "the client went away" if error is None else str(error)
+    def ended_early(self, choice: Choice, arrival: float, error: ApiError | None) -> None:
+        why = "the client disconnected" if error is None else str(error)
         self._ended(
             choice, arrival,
-            lambda: f"Gave up request, id: {choice.id!r}, #prompt-token: {choice.prompt_tokens}, "
+            lambda: f"Request ended early, id: {choice.id!r}, #prompt-token: {choice.prompt_tokens}, "
             f"#output-token: {choice.completion_tokens}, why: {why}",
             {"why": why},
         )  # fmt: skip

@@ -42,11 +42,11 @@ class Watch(Observer):
         if self.tracing is not None:
             self.tracing.ended(choice, arrival)
 
-    def given_up(self, choice: Choice, arrival: float, running: bool, error: ApiError | None) -> None:
+    def ended_early(self, choice: Choice, arrival: float, running: bool, error: ApiError | None) -> None:
         if running or error is None or error.code == SHUTTING_DOWN:
             self.metrics.aborted += 1
         else:
             self.metrics.failed += 1
-        self.log.given_up(choice, arrival, error)
+        self.log.ended_early(choice, arrival, error)
         if self.tracing is not None:
             self.tracing.ended(choice, arrival, error)

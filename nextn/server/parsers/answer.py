@@ -12,7 +12,7 @@ from nextn.server.parsers.reasoning import ReasoningParser
 
 
 @dataclass(frozen=True)
-class Reading:
+class AnswerFormat:
     """How to parse an answer. With the defaults all of it is content."""
 
     tool_parser: str | None = None  # one of tools.FORMATS; None: do not look for calls
@@ -38,16 +38,16 @@ class Reading:
         return ReasoningParser(self.reasoning, self.stream_reasoning, self.opens, ends)
 
 
-CONTENT = Reading()
+CONTENT = AnswerFormat()
 
 
 class AnswerParser:
     """Turns the text of one choice into parts. The joined parts do not depend on how the text was cut."""
 
-    def __init__(self, reading: Reading) -> None:
-        name = reading.tool_parser
-        self._tools = None if name is None else tools.parser(name, reading.functions)
-        self._reasoning = reading.reasoning_parser()
+    def __init__(self, answer_format: AnswerFormat) -> None:
+        name = answer_format.tool_parser
+        self._tools = None if name is None else tools.parser(name, answer_format.functions)
+        self._reasoning = answer_format.reasoning_parser()
 
     @property
     def calls_ended(self) -> int:

@@ -53,7 +53,7 @@ class CallParser(ABC):
             self._unfinished()
         if self._just_ended:
             self._blank = []
-        self._say("content", "".join([*self._blank, *self._marks, self._held]))
+        self._emit("content", "".join([*self._blank, *self._marks, self._held]))
         self._blank, self._marks, self._held = [], [], ""
         parts, self._parts = self._parts, []
         return parts
@@ -127,11 +127,11 @@ class CallParser(ABC):
         """Passes on content. Blanks at its end are held back unless KEEPS_BLANKS, since a call may follow."""
         kept = text if self.KEEPS_BLANKS else text.rstrip()
         if kept:
-            self._say("content", "".join([*self._blank, kept]))
+            self._emit("content", "".join([*self._blank, kept]))
             self._blank, self._just_ended = [], False
         if len(kept) < len(text):
             self._blank.append(text[len(kept) :])
 
-    def _say(self, kind: Kind, text: str) -> None:
+    def _emit(self, kind: Kind, text: str) -> None:
         if text:
             self._parts.append(Part(kind, text, self._begun - 1 if kind == "arguments" else 0))

@@ -79,7 +79,7 @@ class V3Parser(CallParser):
 
     def _arguments(self) -> bool:
         before, mark, self._held = cut(self._held, self._ends)
-        self._say("arguments", before)
+        self._emit("arguments", before)
         if mark is None:
             return False
         self._end_call()
@@ -90,7 +90,7 @@ class V3Parser(CallParser):
     def _unfinished(self) -> None:
         if self._step == self._arguments:
             if not self.FENCES or not self._held.startswith(self.FENCES):
-                self._say("arguments", self._held)
+                self._emit("arguments", self._held)
             self._held = ""
         elif not self._held.strip():
             self._held = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from nextn.server.parsers.answer import AnswerParser, Reading
+from nextn.server.parsers.answer import AnswerFormat, AnswerParser
 
 FOUND = "tool_call"
 PIECE = re.compile(r"[^>]*>|[^>]+")  # marks end with ">", so a piece ends exactly at a call's end
@@ -13,8 +13,8 @@ PIECE = re.compile(r"[^>]*>|[^>]+")  # marks end with ">", so a piece ends exact
 class FirstCall:
     """Searches an answer's text for the end of its first call. Implements `nextn.tokenizer.stream.Search`."""
 
-    def __init__(self, reading: Reading) -> None:
-        self._parser = AnswerParser(reading)
+    def __init__(self, answer_format: AnswerFormat) -> None:
+        self._parser = AnswerParser(answer_format)
 
     def find(self, text: str) -> tuple[int, str | None]:
         """Reads the next text. Returns the number of its characters up to the end of the first call, and

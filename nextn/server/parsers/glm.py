@@ -67,7 +67,7 @@ class GlmParser(CallParser):
             self._step = self._key
             return True
         if mark is not None:
-            self._say("arguments", self._writer.end())
+            self._emit("arguments", self._writer.end())
         self._end_call()
         if mark == CALL:  # the end mark is missing
             self._held = CALL + self._held
@@ -90,16 +90,16 @@ class GlmParser(CallParser):
             return False
         if mark is None:
             return self._broken(KEY + self._key_name + KEY_END)
-        self._say("arguments", self._writer.key(self._key_name.strip()))
+        self._emit("arguments", self._writer.key(self._key_name.strip()))
         self._step = self._value
         return True
 
     def _value(self) -> bool:
         before, mark, self._held = cut(self._held, (VALUE_END,))
-        self._say("arguments", self._writer.piece(before))
+        self._emit("arguments", self._writer.piece(before))
         if mark is None:
             return False
-        self._say("arguments", self._writer.end_value())
+        self._emit("arguments", self._writer.end_value())
         self._step = self._pairs
         return True
 
@@ -110,7 +110,7 @@ class GlmParser(CallParser):
 
     def _unfinished(self) -> None:
         if self._step == self._value:
-            self._say("arguments", self._writer.piece(self._held) + self._writer.unfinished())
+            self._emit("arguments", self._writer.piece(self._held) + self._writer.unfinished())
             self._held = ""
         elif self._step == self._key:
             self._held = KEY + self._held

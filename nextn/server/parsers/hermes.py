@@ -20,7 +20,7 @@ from typing import Any
 from nextn.server.parsers.calls import MOST_NAME, CallParser
 from nextn.server.parsers.json_end import JsonEnd
 from nextn.server.parsers.spelling import Spelling
-from nextn.server.parsers.typed import whole
+from nextn.server.parsers.typed import join_surrogates
 
 CALL, END = "<tool_call>", "</tool_call>"
 MARKS = (CALL, END)
@@ -84,7 +84,7 @@ class HermesParser(CallParser):
         self._called = name
         self._begin_call(name)
         if self._arguments is not None:
-            self._say("arguments", "".join(self._arguments))
+            self._emit("arguments", "".join(self._arguments))
         self._step = self._next_member
         return True
 
@@ -109,7 +109,7 @@ class HermesParser(CallParser):
             self._arguments = self._arguments or []
             self._arguments.append(text)
         else:
-            self._say("arguments", text)
+            self._emit("arguments", text)
         self._passed = True
 
     def _next_member(self) -> bool:
@@ -125,7 +125,7 @@ class HermesParser(CallParser):
             return self._not_a_call()
         else:
             if mark == "}" and not self._passed:
-                self._say("arguments", "{}")
+                self._emit("arguments", "{}")
             if mark == END:
                 self._end_call()
             else:
@@ -165,6 +165,6 @@ class HermesParser(CallParser):
 
 def read_string(text: str) -> str | None:
     try:
-        return whole(str(json.loads(text, strict=False)))
+        return join_surrogates(str(json.loads(text, strict=False)))
     except ValueError:
         return None

@@ -95,7 +95,7 @@ class CoderParser(CallParser):
         if mark == KEY:
             self._step = self._key
         elif mark == FUNCTION_END:
-            self._say("arguments", self._writer.end())
+            self._emit("arguments", self._writer.end())
             self._step = self._end
         else:
             self._end_call()
@@ -110,7 +110,7 @@ class CoderParser(CallParser):
             self._end_call()
             self._content(KEY + before)
             return True
-        self._say("arguments", self._writer.key(before.strip()))
+        self._emit("arguments", self._writer.key(before.strip()))
         self._held = rest
         self._step = self._value_begins
         return True
@@ -128,10 +128,10 @@ class CoderParser(CallParser):
 
     def _value(self) -> bool:
         before, mark, self._held = cut(self._held, VALUE_ENDS)
-        self._say("arguments", self._writer.piece(before))
+        self._emit("arguments", self._writer.piece(before))
         if mark is None:
             return False
-        self._say("arguments", self._writer.end_value())
+        self._emit("arguments", self._writer.end_value())
         if not mark.endswith(VALUE_END):
             self._held = mark + self._held
         self._step = self._pairs
@@ -151,7 +151,7 @@ class CoderParser(CallParser):
         if self._step == self._value_begins:
             self._held = self._held.removeprefix("\n")
         if self._step in (self._value, self._value_begins):
-            self._say("arguments", self._writer.piece(self._held) + self._writer.unfinished())
+            self._emit("arguments", self._writer.piece(self._held) + self._writer.unfinished())
             self._held = ""
         elif self._step == self._key:
             self._held = KEY + self._held

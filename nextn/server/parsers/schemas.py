@@ -80,7 +80,7 @@ class _Search:
         """The schema, or the schema that it links to. None if there is none, or a limit of the search is
         reached."""
         self._left -= 1
-        found = followed(schema, self._root) if self._left >= 0 and depth else None
+        found = resolve_ref(schema, self._root) if self._left >= 0 and depth else None
         return found if isinstance(found, Mapping) else None
 
 
@@ -90,7 +90,7 @@ def combined(schema: Mapping[str, Any], *words: str) -> Iterator[object]:
         yield from parts if isinstance(parts, list) else ()
 
 
-def followed(schema: object, root: object) -> object:
+def resolve_ref(schema: object, root: object) -> object:
     """Follows links ($ref) inside the schema `root`. Returns None if a link leads nowhere, or out of it."""
     for _ in range(DEPTH):
         link = schema.get("$ref") if isinstance(schema, Mapping) else None

@@ -91,16 +91,16 @@ def as_json(text: str) -> str:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about backslashes in strings
                 value = ast.literal_eval(bare)
-            return whole(json.dumps(value, ensure_ascii=False, allow_nan=False))
+            return join_surrogates(json.dumps(value, ensure_ascii=False, allow_nan=False))
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             pass
     return quoted(text)
 
 
-def whole(text: str) -> str:
+def join_surrogates(text: str) -> str:
     """Joins UTF-16 surrogate pairs, which JSON's escapes can produce. Single surrogates become U+FFFD.
 
-    >>> whole("\\ud83d\\ude00"), whole("a\\ud83d")
+    >>> join_surrogates("\\ud83d\\ude00"), join_surrogates("a\\ud83d")
     ('😀', 'a�')
     """
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -29,46 +29,46 @@ class Channel:
         self._socket.linger = 0
         self._socket.bind(address)
         self._loop = asyncio.get_running_loop()
-        self._hear: Callable[[FromEngine], None] | None = None
+        self._on_message: Callable[[FromEngine], None] | None = None
         self._failed: asyncio.Future[None] | None = None
 
     def send(self, message: bytes) -> None:
         with contextlib.suppress(zmq.Again):  # the engine has ended; the supervisor notices that
             self._socket.send(message, zmq.NOBLOCK)
-        if self._hear is not None:  # the descriptor may not signal messages that came during the call
+        if self._on_message is not None:  # the descriptor may not signal messages that came during the call
             self._loop.call_soon(self._take)
 
-    def listen(self, hear: Callable[[FromEngine], None]) -> asyncio.Future[None]:
-        """Calls `hear` with each message from now on, until `deaf`. If `hear` raises, the future gets the
-        exception."""
-        self._hear, self._failed = hear, self._loop.create_future()
+    def listen(self, on_message: Callable[[FromEngine], None]) -> asyncio.Future[None]:
+        """Calls `on_message` with each message from now on, until `stop_listening`. If `on_message` raises,
+        the future gets the exception."""
+        self._on_message, self._failed = on_message, self._loop.create_future()
         self._loop.add_reader(self._socket.fileno(), self._take)
         self._loop.call_soon(self._take)
         return self._failed
 
-    def deaf(self) -> None:
-        """Stops calling `hear`. Messages wait for the next `listen`."""
-        if self._hear is not None:
-            self._hear = None
+    def stop_listening(self) -> None:
+        """Stops calling `on_message`. Messages wait for the next `listen`."""
+        if self._on_message is not None:
+            self._on_message = None
             self._loop.remove_reader(self._socket.fileno())
 
     def _take(self) -> None:
         try:
             for _ in range(MOST):
-                if self._hear is None or not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                if self._on_message is None or not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                     return
                 data = self._socket.recv(zmq.NOBLOCK)
                 lap = TRACE.laps("server")
                 message = decode_from_engine(data)
                 lap("decode")
-                self._hear(message)
+                self._on_message(message)
             self._loop.call_soon(self._take)
         except Exception as e:
-            self.deaf()
+            self.stop_listening()
             if self._failed is not None and not self._failed.done():
                 self._failed.set_exception(e)
 
     def close(self) -> None:
-        self.deaf()
+        self.stop_listening()
         self._socket.close()
         self._context.term()

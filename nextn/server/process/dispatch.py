@@ -43,7 +43,7 @@ class Dispatch:
         self._turn = 0
         self._indexes: dict[int, tuple[Ready, PrefixIndex]] = {}  # by rank; `Ready` identifies the engine
 
-    def places(self, groups: Sequence[Sequence[NewRequest]], rank: int | None = None) -> list[int]:
+    def assign(self, groups: Sequence[Sequence[NewRequest]], rank: int | None = None) -> list[int]:
         """The replica (rank) for each group: `rank` if given, otherwise one that is up. At least one must be
         up. Each group counts as load for the groups after it."""
         added = [0] * len(self.ranks)

@@ -75,7 +75,7 @@ class EngineClient:
     calls: dict[int, asyncio.Future[Any]] = field(default_factory=dict)  # sent and not answered yet
     numbers: Iterator[int] = field(default_factory=itertools.count)
     heard: asyncio.Event = field(default_factory=asyncio.Event)  # set by each message from the engine
-    last_sign: float = 0.0  # monotonic time of the engine's last message, or of new work while it was idle
+    silent_since: float = 0.0  # monotonic time of the engine's last message, or of new work while it was idle
 
     @property
     def active(self) -> int:
@@ -129,14 +129,14 @@ class EngineClient:
                 queue.put_nowait(Update(request.rid, no_engine(self.rank)))
             return
         if not self.waiters:
-            self.last_sign = time.monotonic()
+            self.silent_since = time.monotonic()
         sent = []
         for request, name in zip(requests, names or [r.rid for r in requests], strict=True):
             room = None
             if self.rooms is not None and request.remote is not None:
                 room = request.remote.room
                 if not self.rooms.open(room, self.rank or 0, self.ready):
-                    message = f"bootstrap_room is {room}, which a running request has; draw another"
+                    message = f"bootstrap_room {room} is in use by a running request; send another number"
                     queue.put_nowait(Update(request.rid, bad_request(message, "bootstrap_room")))
                     continue
             self.waiters[request.rid] = Waiter(queue, name, len(request.tokens), room)
@@ -208,11 +208,11 @@ class EngineClient:
 
     def silent_for(self) -> float:
         """Seconds since the last message from an engine that has requests; 0 if it has none."""
-        return time.monotonic() - self.last_sign if self.waiters else 0.0
+        return time.monotonic() - self.silent_since if self.waiters else 0.0
 
     def receive(self, message: FromEngine) -> None:
         self.heard.set()
-        self.last_sign = time.monotonic()
+        self.silent_since = time.monotonic()
         lap = TRACE.laps("server")
         if isinstance(message, StepOutputs):
             self.metrics.on_step(message.stats, message.seconds)

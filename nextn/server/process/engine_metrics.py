@@ -56,11 +56,11 @@ class EngineMetrics:
         total = EngineStats(spec=spec)
         for name in TOTALS:
             setattr(total, name, getattr(self._before, name) + getattr(self.stats, name))
-        total.transfer = together(self._before.transfer, self.stats.transfer)
+        total.transfer = summed(self._before.transfer, self.stats.transfer)
         return total
 
 
-def together(before: TransferStats | None, now: TransferStats | None) -> TransferStats | None:
+def summed(before: TransferStats | None, now: TransferStats | None) -> TransferStats | None:
     """The sum over ended engines and the current one. `active` is the current engine's alone."""
     if before is None or now is None:
         return now if before is None else dataclasses.replace(before, active=0)

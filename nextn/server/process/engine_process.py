@@ -29,7 +29,7 @@ from nextn.grammar.limits import Busy
 from nextn.request import Output, PromptGroup, Request
 from nextn.server.process import logs
 from nextn.server.process.engine_profile import EngineProfile
-from nextn.server.process.grammar_line import GrammarLine
+from nextn.server.process.grammar_queue import GrammarQueue
 from nextn.server.process.messages import (
     Abort,
     Add,
@@ -217,7 +217,7 @@ def loop(
     decode server; otherwise None."""
     requests: dict[str, Request] = {}
     grammars.start()
-    line = GrammarLine(grammars)
+    queue = GrammarQueue(grammars)
     began = sent = time.perf_counter()
     known = (0, 0)  # the last values sent to the server: active transfers, tokens in use
     profile = EngineProfile(link.send, rank)
@@ -225,7 +225,7 @@ def loop(
         lap = TRACE.laps("engine loop")
         aborted = False
         idle = engine.stalled or not engine.must_step()
-        milliseconds = COMPILING_MS if line else IDLE_MS
+        milliseconds = COMPILING_MS if queue else IDLE_MS
         messages = link.receive(wait=idle, milliseconds=milliseconds, wakes=engine.wakes, agent=agent)
         lap("wait" if idle else "receive")
         if idle:
@@ -233,9 +233,9 @@ def loop(
             engine.check()
         for message in messages:
             if isinstance(message, Add):
-                line.put(requests_of(message))
+                queue.put(requests_of(message))
             elif isinstance(message, Abort):
-                line.drop(message.rid)
+                queue.drop(message.rid)
                 requests.pop(message.rid, None)
                 if agent is not None:
                     agent.abort(message.rid)
@@ -243,7 +243,7 @@ def loop(
             elif isinstance(message, SetSpeculativeDefaults):
                 set_speculative_defaults(engine, link, message)
             elif isinstance(message, FlushCache):
-                flushed = not line and engine.flush_cache()
+                flushed = not queue and engine.flush_cache()
                 link.send(Done(message.call, None if flushed else "requests are running or waiting"))
             elif isinstance(message, RecordExperts):
                 link.send(record_experts(engine, message))
@@ -253,7 +253,7 @@ def loop(
                 profile.stop()
             else:
                 return
-        for compiled in line.take():
+        for compiled in queue.take():
             groups: dict[int, PromptGroup] = {}
             for new, grammar in compiled:
                 group = PromptGroup() if new.group is None else groups.setdefault(new.group, PromptGroup())
@@ -285,10 +285,10 @@ def loop(
                 others.append(out)
         now = time.perf_counter()
         # An engine that only waits for grammars sends a message too: the watchdog would end a silent one.
-        if stepped or aborted or moved or (line and now - sent >= IDLE_MS / 1000):
+        if stepped or aborted or moved or (queue and now - sent >= IDLE_MS / 1000):
             link.send(StepOutputs(others, stats, now - began, scores, tokens))
             began = sent = now
-        elif not stepped and not line:
+        elif not stepped and not queue:
             began = now  # this step was only for other groups
         lap("send")
         profile.stepped()

@@ -13,7 +13,7 @@ GROWTH = 32 * 2**20  # bytes above the smallest size so far; with less, a trim i
 STATM = Path("/proc/self/statm")
 
 
-async def give_back(seconds: float = SECONDS, growth: int = GROWTH) -> None:
+async def trim_periodically(seconds: float = SECONDS, growth: int = GROWTH) -> None:
     """Checks the process's size periodically, and trims its memory. Returns at once if the C library has no
     `malloc_trim`, otherwise never."""
     trim = malloc_trim()

@@ -59,7 +59,7 @@ class Replicas:
         groups = groups_of(requests)
         name = dict(zip((r.rid for r in requests), names or [r.rid for r in requests], strict=True))
         parts: dict[int, list[NewRequest]] = {}
-        for group, at in zip(groups, self.dispatch.places(groups, rank), strict=True):
+        for group, at in zip(groups, self.dispatch.assign(groups, rank), strict=True):
             parts.setdefault(at, []).extend(group)
         for at, part in parts.items():
             self.ranks[at].submit(part, queue, [name[r.rid] for r in part])

@@ -102,7 +102,7 @@ class EngineHandle:
         first: asyncio.Future[FromEngine] = asyncio.get_running_loop().create_future()
 
         def take(message: FromEngine) -> None:
-            self.channel.deaf()
+            self.channel.stop_listening()
             first.set_result(message)
 
         failed = self.channel.listen(take)
@@ -114,7 +114,7 @@ class EngineHandle:
             if not first.done():
                 await asyncio.wait({first}, timeout=LAST_WORDS_SECONDS)
         finally:
-            self.channel.deaf()
+            self.channel.stop_listening()
             first.cancel()  # unless it is done
         if not first.done() or first.cancelled():
             raise StartupError(f"the engine process ended while starting ({self.how_it_ended()})")
@@ -189,7 +189,7 @@ class Supervisor:
         for client, handle, ready in zip(self.clients, handles, readies, strict=True):
             client.attach(ready, handle.channel)
 
-    async def keep(self, handles: Sequence[EngineHandle]) -> None:
+    async def run(self, handles: Sequence[EngineHandle]) -> None:
         """Serves with the attached engines `handles`, and restarts them when they die. Never returns. Raises
         StartupError if they die too often."""
         logs.dp_rank.set(self.rank)
@@ -248,7 +248,7 @@ class Supervisor:
             await asyncio.wait({failed, handle.died}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             client.detach("the engine died while it worked on this request")
-            handle.channel.deaf()
+            handle.channel.stop_listening()
             watching.cancel()
         if failed.done():
             failed.result()  # raises the client's error
@@ -261,7 +261,7 @@ class Supervisor:
         while True:
             await asyncio.sleep(seconds / 4)
             if client.silent_for() > seconds:
-                log.error("the engine has made no step for %g s (--watchdog-timeout); it is ended", seconds)
+                log.error("the engine has made no step for %g s (--watchdog-timeout); it is killed", seconds)
                 handle.process.kill()
                 return
 

@@ -39,11 +39,11 @@ class Supervisors:
             supervisor.attach(its, ready)
         return [ready for its in readies for ready in its]
 
-    async def keep(self, handles: Sequence[Handles]) -> None:
+    async def run(self, handles: Sequence[Handles]) -> None:
         """Serves with these engines, and restarts them when they die. An engine that dies too often stays
         down. Raises StartupError when no engine remains, so that the server ends."""
         left = {
-            asyncio.ensure_future(supervisor.keep(its)): supervisor.rank
+            asyncio.ensure_future(supervisor.run(its)): supervisor.rank
             for supervisor, its in zip(self.each, handles, strict=True)
         }
         try:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from nextn.constraint import Constraint
 from nextn.server.parsers import reasoning
-from nextn.server.parsers.answer import Reading
+from nextn.server.parsers.answer import AnswerFormat
 from nextn.server.prompts.encoding import LONG_TEXT
 from nextn.server.prompts.messages import checked_messages
 from nextn.server.prompts.shown import check_shown
@@ -27,7 +27,7 @@ RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_messag
 
 class ChatPrompt(NamedTuple):
     text: str
-    reading: Reading
+    answer_format: AnswerFormat
     constraint: Constraint | None = None  # replaces the request's: for tool calls, or after reasoning
 
 
@@ -39,20 +39,20 @@ def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig
             "tools are not supported by this server: it was started without --tool-call-parser", "tools"
         )
     text = render(request, tokenizer)
-    reading = Reading(
+    answer_format = AnswerFormat(
         config.tool_call_parser if calls else None,
         stream_reasoning=request.stream_reasoning,
         echo=echoed(request),
         functions=functions_of(request) if calls else {},
     )
     if config.reasoning_parser is not None and request.separate_reasoning:
-        reading = with_reasoning(reading, config.reasoning_parser, beginning(request, text))
-    constraint = forced_calls(request, reading, config.constrained_json_any_whitespace) or after_reasoning(
-        request, reading
-    )
+        answer_format = with_reasoning(answer_format, config.reasoning_parser, beginning(request, text))
+    constraint = forced_calls(
+        request, answer_format, config.constrained_json_any_whitespace
+    ) or after_reasoning(request, answer_format)
     if constraint is not None:  # the grammar begins at </think>, so a call may not end the reasoning
-        reading = dataclasses.replace(reading, call_ends_reasoning=False)
-    return ChatPrompt(text, reading, constraint or strict_calls(request, reading))
+        answer_format = dataclasses.replace(answer_format, call_ends_reasoning=False)
+    return ChatPrompt(text, answer_format, constraint or strict_calls(request, answer_format))
 
 
 def functions_of(request: ChatRequest) -> dict[str, Any]:
@@ -61,9 +61,9 @@ def functions_of(request: ChatRequest) -> dict[str, Any]:
     return {function["name"]: function.get("parameters") for function in functions}
 
 
-def with_reasoning(reading: Reading, parser: str, prompt: str) -> Reading:
+def with_reasoning(answer_format: AnswerFormat, parser: str, prompt: str) -> AnswerFormat:
     return dataclasses.replace(
-        reading,
+        answer_format,
         reasoning=reasoning.begins_inside(parser, prompt),
         opens=reasoning.may_open(parser, prompt),
         call_ends_reasoning=reasoning.PARSERS[parser].call_ends,
@@ -85,33 +85,41 @@ def echoed(request: ChatRequest) -> str:
     return plain_content(last.get("content"), "messages[-1].content") or ""
 
 
-def forced_calls(request: ChatRequest, reading: Reading, any_whitespace: bool) -> Constraint | None:
+def forced_calls(
+    request: ChatRequest, answer_format: AnswerFormat, any_whitespace: bool
+) -> Constraint | None:
     """The grammar of the call that tool_choice requires, or None. Raises ApiError (400) if the request has
     another grammar."""
     choice = request.tool_choice
-    if choice in ("none", "auto") or reading.tool_parser is None:
+    if choice in ("none", "auto") or answer_format.tool_parser is None:
         return None
     if request.constraint is not None:
-        raise bad_request("tool_choice: an answer cannot be a call and follow another grammar", "tool_choice")
+        raise bad_request(
+            "tool_choice requires a call, so the request cannot have another grammar", "tool_choice"
+        )
     tools = request.tools or []
     if isinstance(choice, NamedTool):
         tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
-    thought: Thought | None = "closed" if reading.reasoning else "whole" if reading.opens else None
-    return call_grammar(reading.tool_parser, tools, request.parallel_tool_calls, thought, any_whitespace)
+    thought: Thought | None = (
+        "closed" if answer_format.reasoning else "whole" if answer_format.opens else None
+    )
+    return call_grammar(
+        answer_format.tool_parser, tools, request.parallel_tool_calls, thought, any_whitespace
+    )
 
 
-def strict_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
+def strict_calls(request: ChatRequest, answer_format: AnswerFormat) -> Constraint | None:
     """The grammar for strict functions if the model decides whether to call one. None if no function is
     strict, or the request has another grammar."""
-    if reading.tool_parser is None or request.constraint is not None:
+    if answer_format.tool_parser is None or request.constraint is not None:
         return None
-    return strict_grammar(reading.tool_parser, request.tools or [])
+    return strict_grammar(answer_format.tool_parser, request.tools or [])
 
 
-def after_reasoning(request: ChatRequest, reading: Reading) -> Constraint | None:
+def after_reasoning(request: ChatRequest, answer_format: AnswerFormat) -> Constraint | None:
     """The request's constraint, applied only after </think>, if the answer begins with reasoning. Otherwise
     None."""
-    constraint = request.constraint if reading.reasoning else None
+    constraint = request.constraint if answer_format.reasoning else None
     return constraint and dataclasses.replace(constraint, after=reasoning.CLOSE)
 
 
@@ -165,8 +173,8 @@ def cut_after(text: str, final: str) -> str:
     before, mark, _ = text.rpartition(CONTINUED)
     if not mark or not before.endswith(final.lstrip()):
         raise ValueError(
-            "continue_final_message: the chat template does not keep the final message as it is, so nothing "
-            "can go on with it"
+            "continue_final_message: the chat template changes the final message, so the answer cannot "
+            "continue it"
         )
     return before
 

@@ -21,5 +21,5 @@ def with_suffix(prompts: Sequence[str | list[int]], suffix: str, tokenizer: Toke
             raise bad_request(f"suffix is not supported by this model: it has no token {mark}", "suffix")
     for prompt in prompts:
         if not isinstance(prompt, str):
-            raise bad_request("suffix goes with a prompt that is text, not token ids", "suffix")
+            raise bad_request("suffix needs a prompt that is text, not token ids", "suffix")
         yield BEGIN + prompt + HOLE + suffix + END

@@ -61,7 +61,9 @@ def _checked(message: Mapping[str, Any], where: str, template: ChatTemplate | No
     kept["role"] = "system" if role == "developer" else role
     if "tool_calls" in kept:
         if role != "assistant":
-            raise bad_request(f"{where}: only an assistant makes tool_calls", f"{where}.tool_calls")
+            raise bad_request(
+                f"{where}: only an assistant's message can have tool_calls", f"{where}.tool_calls"
+            )
         kept["tool_calls"] = _checked_calls(kept["tool_calls"], f"{where}.tool_calls")
     elif message.get("content") is None:
         raise bad_request(f"{where}.content is missing", f"{where}.content")
@@ -74,7 +76,7 @@ def _checked(message: Mapping[str, Any], where: str, template: ChatTemplate | No
     # Templates with reasoning decide which reasoning the model sees again. DeepSeek's templates omit it.
     if "reasoning_content" in kept and "think" not in words:
         raise bad_request(
-            f"{where}.reasoning_content: the chat template knows no reasoning; leave it out",
+            f"{where}.reasoning_content: the chat template does not support it; leave it out",
             f"{where}.reasoning_content",
         )
     if message.get("content") is not None:

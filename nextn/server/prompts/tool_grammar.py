@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from nextn.constraint import Constraint
 from nextn.grammar.base import BOUNDED
-from nextn.server.parsers.schemas import followed, kind_of
+from nextn.server.parsers.schemas import kind_of, resolve_ref
 from nextn.server.parsers.spelling import Pair, Spelling
 from nextn.server.parsers.tools import FORMATS
 from nextn.server.prompts.up_to import up_to, without
@@ -101,7 +101,7 @@ def pairs(rule: str, pair: Pair, schema: Mapping[str, Any], any_whitespace: bool
     """Yields the rules of arguments that are written as keys and values, in the schema's order. For a text
     value, only `enum` and `const` restrict it. Further arguments are possible if the schema allows them, or
     names none."""
-    whole = followed(schema, schema)
+    whole = resolve_ref(schema, schema)
     properties = whole.get("properties") if isinstance(whole, Mapping) else None
     further = whole.get("additionalProperties", not properties) if isinstance(whole, Mapping) else True
     needed = whole.get("required") if isinstance(whole, Mapping) else None
@@ -121,7 +121,7 @@ def pairs(rule: str, pair: Pair, schema: Mapping[str, Any], any_whitespace: bool
 
 def value(pair: Pair, schema: Mapping[str, Any], name: str, argument: object, any_whitespace: bool) -> str:
     """The rule of an argument's value and the mark that ends it."""
-    given = followed(argument, schema)
+    given = resolve_ref(argument, schema)
     choices = [given["const"]] if isinstance(given, Mapping) and "const" in given else None
     if choices is None and isinstance(given, Mapping) and isinstance(given.get("enum"), list):
         choices = given["enum"]

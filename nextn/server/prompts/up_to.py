@@ -14,17 +14,17 @@ import re
 
 def up_to(mark: str) -> str:
     """Matches text that ends with the first `mark` in it."""
-    again, off = ways(mark[1:])
+    again, off = again_and_off(mark[1:])
     return f"(?:[^<]|<{again}*{off})*<{again}*{escaped(mark[1:])}"
 
 
 def without(mark: str) -> str:
     """Matches text that has no `mark` in it."""
-    again, off = ways(mark[1:])
+    again, off = again_and_off(mark[1:])
     return f"(?:[^<]|<{again}*{off})*(?:<{again}*{beginning(mark[1:-1])})?"
 
 
-def ways(rest: str) -> tuple[str, str]:
+def again_and_off(rest: str) -> tuple[str, str]:
     """The expressions `again` and `off` after a "<". rest: the mark without its "<"."""
     again, off = "<", f"[^<{escaped(rest[-1])}]"
     for char in reversed(rest[:-1]):

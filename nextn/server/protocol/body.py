@@ -46,7 +46,7 @@ class Body(BaseModel):
         """The name of the field with the prompts, for error messages."""
         return PROMPT
 
-    def given(self) -> Sequence[str | list[int]]:
+    def prompts(self) -> Sequence[str | list[int]]:
         """The prompts, each as text or token ids. Raises ApiError if they are malformed."""
         return []
 
@@ -57,7 +57,7 @@ class KnownKeys(Body):
     model_config = ConfigDict(extra="forbid")
 
 
-def like(params: type, name: str, prefix: str = "") -> type[KnownKeys]:
+def partial_model(params: type, name: str, prefix: str = "") -> type[KnownKeys]:
     """A class with the fields of the dataclass `params`, all optional. Their names in JSON begin with
     `prefix`."""
     fields: dict[str, Any] = {prefix + field: (hint, None) for field, hint in get_type_hints(params).items()}
@@ -130,7 +130,7 @@ def end_of_string(body: bytes | bytearray, at: int) -> int:
         at = inside.end()
 
 
-def part(value: object, kind: type[Kind], name: str) -> Kind:
+def parse_object(value: object, kind: type[Kind], name: str) -> Kind:
     """Parses an object inside a body, the field `name`, as `kind`. Raises ApiError (400)."""
     if isinstance(value, dict) and kind.model_config.get("extra") == "forbid":
         unknown = next((key for key in value if key not in kind.model_fields), None)

@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
 
-from nextn.server.protocol.body import Body, ListOf, first_error, json_type, part, schema_of, shortened
+from nextn.server.protocol.body import (
+    Body,
+    ListOf,
+    first_error,
+    json_type,
+    parse_object,
+    schema_of,
+    shortened,
+)
 from nextn.server.protocol.errors import bad_request
 
 MAX_TOOLS = 1024  # a limit, because each tool is checked separately
@@ -65,7 +73,7 @@ def checked_choice(choice: Any) -> str | NamedTool:
         raise bad_request(
             f"tool_choice must be a string or an object, not {json_type(choice)}", "tool_choice"
         )
-    return part(choice, NamedTool, "tool_choice")
+    return parse_object(choice, NamedTool, "tool_choice")
 
 
 Tools = Annotated[
@@ -97,7 +105,7 @@ class ChatMessages(Body):
     ) = None
     add_generation_prompt: bool | None = None
     continue_final_message: Annotated[
-        bool, Field(description="the answer goes on with the final message, instead of a new one")
+        bool, Field(description="the answer continues the final message, instead of a new one")
     ] = False
 
     @property

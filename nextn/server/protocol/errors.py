@@ -100,13 +100,13 @@ def engine_dead(message: str) -> ApiError:
 
 
 def overdue(seconds: float) -> ApiError:
-    message = f"the request was not done after {seconds:g} s (--request-timeout)"
+    message = f"the request did not finish within {seconds:g} s (--request-timeout)"
     return ApiError(504, message, "timeout", code="request_timeout")
 
 
 def ended_by_request() -> ApiError:
-    return ApiError(499, "it was ended by /abort_request", code="aborted")
+    return ApiError(499, "the request was aborted by /abort_request", code="aborted")
 
 
 def shut_down() -> ApiError:
-    return unavailable("the server was shut down before this was finished", SHUTTING_DOWN)
+    return unavailable("the server was shut down before the request finished", SHUTTING_DOWN)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from nextn.request import SpeculativeParams
-from nextn.server.protocol.body import json_type, like, part, schema_of
+from nextn.server.protocol.body import json_type, parse_object, partial_model, schema_of
 from nextn.server.protocol.errors import bad_request
 
 MAX_STOP_STRINGS = 16
@@ -22,7 +22,7 @@ TEXT_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string", "minLength": 1}, TEX
 TOKENS_SCHEMA: dict[str, Any] = {"anyOf": [TOKEN_IDS, {"type": "array", "items": TOKEN_IDS, "minItems": 1}]}
 PROMPT_SCHEMA: dict[str, Any] = {"anyOf": [*TEXT_SCHEMA["anyOf"], *TOKENS_SCHEMA["anyOf"]]}
 
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**64, description="missing: drawn at random")]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64, description="default: random")]
 
 
 AnswerId = Annotated[str, Field(min_length=1, max_length=LONGEST_ID, description="the answer's id")]
@@ -47,7 +47,7 @@ def strings_schema(most: int) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [one, {"type": "array", "items": one, "maxItems": most}]})
 
 
-Speculative = like(SpeculativeParams, "Speculative")
+Speculative = partial_model(SpeculativeParams, "Speculative")
 
 
 def speculative_params(value: object) -> SpeculativeParams:
@@ -57,13 +57,13 @@ def speculative_params(value: object) -> SpeculativeParams:
         return SpeculativeParams(num_steps=0)
     if not isinstance(value, dict):
         raise ValueError("it must be an object or false")
-    return SpeculativeParams(**part(value, Speculative, "speculative").model_dump())
+    return SpeculativeParams(**parse_object(value, Speculative, "speculative").model_dump())
 
 
 def biases(value: object) -> object:
     """Turns the keys of `logit_bias` from strings, which JSON requires, into token ids. Raises ValueError."""
     if not isinstance(value, dict):
-        raise ValueError("it must be an object, token ids with what is added to their logits")
+        raise ValueError("it must be an object: token ids and the numbers to add to their logits")
     if len(value) > MAX_BIASES:
         raise ValueError(f"it has {len(value)} token ids; {MAX_BIASES} are allowed")
     try:

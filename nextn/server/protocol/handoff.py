@@ -40,21 +40,25 @@ class HandedOff(Body):
 
     # Checked by `for_server`, because the checks need the number of prompts.
     bootstrap_host: Annotated[
-        Any, one_or_many("string"), Field(description="of the prefill server, one or one for each prompt")
+        Any,
+        one_or_many("string"),
+        Field(description="host of the prefill server; one value, or one for each prompt"),
     ] = None
     bootstrap_port: Annotated[
-        Any, one_or_many("integer"), Field(description=f"its bootstrap port; {BOOTSTRAP_PORT} if missing")
+        Any,
+        one_or_many("integer"),
+        Field(description=f"port of the prefill server; default: {BOOTSTRAP_PORT}"),
     ] = None
     bootstrap_room: Annotated[
         Any,
         one_or_many("integer", minimum=0),
-        Field(description="by which both servers know the prompt, below 2**63; prompt i has room + i"),
+        Field(description="the prompt's number on both servers, below 2**63; prompt i has room + i"),
     ] = None
     disagg_prefill_dp_rank: Annotated[
         Any, one_or_many("integer", minimum=0), Field(description="the prefill server's replica")
     ] = None
     kv_transfer_params: Annotated[
-        Any, WithJsonSchema({"type": "object"}), Field(description="vLLM's form of the same")
+        Any, WithJsonSchema({"type": "object"}), Field(description="vLLM's form of the bootstrap fields")
     ] = None
 
     _mode: str = PrivateAttr("null")
@@ -64,7 +68,7 @@ class HandedOff(Body):
     def for_server(self, mode: str) -> Self:
         """The part of the request that a server with this --disaggregation-mode computes. Raises ApiError
         (400)."""
-        named = [name for name in FIELDS if not empty(getattr(self, name))]
+        named = [name for name in FIELDS if not is_unset(getattr(self, name))]
         params = self._transfer_params()
         if params is not None:
             named.append(PARAMS)
@@ -78,7 +82,7 @@ class HandedOff(Body):
             )
         if params is not None and len(named) > 1:
             raise bad_request(f"{PARAMS} and {named[0]} are given; leave one of them out", PARAMS)
-        count = len(self.given())
+        count = len(self.prompts())
         if params is None:
             remotes = self._bootstrapped(mode, count)
         else:
@@ -88,10 +92,10 @@ class HandedOff(Body):
         if self.scores_prompts:
             remotes, self._drawn = [None] * count, None
         self._mode, self._remotes = mode, remotes
-        return self.prompt_only() if self.prefills else self
+        return self.prompt_only() if self.prefill_only else self
 
     @property
-    def prefills(self) -> bool:
+    def prefill_only(self) -> bool:
         """Whether this server computes only the prompt, and another one the answer."""
         return self._mode == "prefill"
 
@@ -134,9 +138,9 @@ class HandedOff(Body):
     def _bootstrapped(self, mode: str, count: int) -> list[Remote | None]:
         room, host, port, rank = (self._of_prompts(name, count) for name in FIELDS)
         rooms = rooms_of(room, count)
-        hosts = spread(host, count, "bootstrap_host", str)
-        ports = spread(port, count, "bootstrap_port", int)
-        ranks = spread(rank, count, "disagg_prefill_dp_rank", int)
+        hosts = one_per_prompt(host, count, "bootstrap_host", str)
+        ports = one_per_prompt(port, count, "bootstrap_port", int)
+        ranks = one_per_prompt(rank, count, "disagg_prefill_dp_rank", int)
         remotes: list[Remote | None] = []
         for room, host, port, rank in zip(rooms, hosts, ports, ranks, strict=True):
             port = BOOTSTRAP_PORT if port is None else port
@@ -149,9 +153,9 @@ class HandedOff(Body):
             else:
                 if not host:
                     raise bad_request(
-                        "bootstrap_host is missing; it is the prefill server's", "bootstrap_host"
+                        "bootstrap_host is missing; send the prefill server's host", "bootstrap_host"
                     )
-                remotes.append(Remote(room, bare(host), port, rank))
+                remotes.append(Remote(room, without_brackets(host), port, rank))
         return remotes
 
     def _of_prompts(self, name: str, count: int) -> Any:
@@ -194,21 +198,21 @@ class HandedOff(Body):
         if type(port) is not int or not 1 <= port <= 65535:
             raise wrong("remote_port", "a prefill server's bootstrap port")
         if not isinstance(named, str) or not (named.isascii() and named.isdecimal() and len(named) < 20):
-            raise wrong("remote_request_id", "a room, as prefill servers of nextn answer it")
+            raise wrong("remote_request_id", "the room from the answer of a nextn prefill server")
         first = int(named)
         check_range(first, 0, ROOMS - 1, f"{PARAMS}.remote_request_id")
-        return [Remote(room, bare(host), port) for room in counted_from(first, count)]
+        return [Remote(room, without_brackets(host), port) for room in counted_from(first, count)]
 
 
 def wrong(name: str, rule: str) -> ApiError:
     return bad_request(f"{PARAMS}.{name} must be {rule}", f"{PARAMS}.{name}")
 
 
-def empty(value: object) -> bool:
+def is_unset(value: object) -> bool:
     return value is None or (isinstance(value, list) and all(each is None for each in value))
 
 
-def bare(host: str) -> str:
+def without_brackets(host: str) -> str:
     """The host without the brackets that gateways put around an IPv6 address."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
@@ -225,14 +229,14 @@ def counted_from(room: int, count: int) -> list[int]:
 def rooms_of(value: Any, count: int) -> list[int | None]:
     """The room of each of `count` prompts. value: one room, a list, or None. Raises ApiError (400)."""
     name = "bootstrap_room"
-    rooms = spread(value, count, name, int)
+    rooms = one_per_prompt(value, count, name, int)
     for room in rooms:
         check_range(0 if room is None else room, 0, ROOMS - 1, name)
     if not isinstance(value, list) and value is not None:
         return [*counted_from(value, count)]
     known = [room for room in rooms if room is not None]
     if len(set(known)) < len(known):
-        raise bad_request(f"{name}: each prompt has a room of its own, and some are the same", name)
+        raise bad_request(f"{name}: each prompt needs its own room, and some are equal", name)
     return rooms
 
 
@@ -244,12 +248,12 @@ def check_range(value: int, least: int, most: int, name: str) -> None:
 KINDS = {int: "a whole number", str: "a string"}
 
 
-def spread(value: Any, count: int, name: str, kind: type) -> list[Any]:
+def one_per_prompt(value: Any, count: int, name: str, kind: type) -> list[Any]:
     """A list with one value (or None) for each prompt. value: one for all prompts, or a list. Raises ApiError
     (400)."""
     many = value if isinstance(value, list) else [value] * count
     if not all(each is None or type(each) is kind for each in many):
-        raise bad_request(f"{name} must be {KINDS[kind]}, or a list of one for each prompt", name)
+        raise bad_request(f"{name} must be {KINDS[kind]}, or a list with one for each prompt", name)
     if len(many) != count:
-        raise bad_request(f"{name} is a list of {len(many)}; the prompts are {count}", name)
+        raise bad_request(f"{name} is a list of {len(many)}; the number of prompts is {count}", name)
     return many

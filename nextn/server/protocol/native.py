@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import ConfigDict, Field, WithJsonSchema
 
 from nextn.request import SamplingParams, SpeculativeParams
-from nextn.server.protocol.body import json_type, part, refuse, schema_of
+from nextn.server.protocol.body import json_type, parse_object, refuse, schema_of
 from nextn.server.protocol.errors import bad_request
 from nextn.server.protocol.fields import (
     LONGEST_ID,
@@ -51,12 +51,14 @@ class NativeSampling(Sampling):
 
     model_config = ConfigDict(extra="forbid")
 
-    max_new_tokens: Annotated[int, Field(description="missing: 128, or what room there is")] | None = None
-    min_new_tokens: Annotated[int, Field(description="before it no end token ends the text")] = 0
+    max_new_tokens: (
+        Annotated[int, Field(description="default: 128, at most the room in the context")] | None
+    ) = None
+    min_new_tokens: Annotated[int, Field(description="minimum number of tokens before an end token")] = 0
     sampling_seed: Seed | None = None
 
 
-class Asked(NamedTuple):
+class PromptParams(NamedTuple):
     """The parameters of one prompt. logprobs: return log-probabilities, also for the prompt's tokens from
     `start` on, each with the `tops` most likely tokens."""
 
@@ -66,7 +68,7 @@ class Asked(NamedTuple):
     start: int  # -1: no log-probabilities of the prompt
     tops: int
 
-    def prompt_only(self) -> Asked:
+    def prompt_only(self) -> PromptParams:
         """A copy without the parameters that affect only the answer."""
         return self._replace(sampling=self.sampling.model_copy(update=OF_ANSWERS | {"min_new_tokens": 0}))
 
@@ -103,16 +105,14 @@ def one_or_many(schema: dict[str, Any]) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [schema, {"type": "array", "items": schema}]})
 
 
-NO_GENERATE = {
-    name: f"put it into sampling_params, as sampling_params.{name}" for name in NativeSampling.model_fields
-} | {
-    "max_tokens": "this is for the OpenAI endpoints; it is sampling_params.max_new_tokens here",
-    "max_completion_tokens": "this is for the OpenAI endpoints; it is sampling_params.max_new_tokens here",
-    "min_tokens": "this is for the OpenAI endpoints; it is sampling_params.min_new_tokens here",
-    "seed": "this is for the OpenAI endpoints; it is sampling_params.sampling_seed here",
-    "response_format": "this is for the OpenAI endpoints; it is sampling_params.json_schema here",
-    "prompt": "this is for /v1/completions; it is text or input_ids here",
-    "messages": "this is for /v1/chat/completions; it is text or input_ids here",
+NO_GENERATE = {name: f"send it as sampling_params.{name}" for name in NativeSampling.model_fields} | {
+    "max_tokens": "this is for the OpenAI endpoints; use sampling_params.max_new_tokens here",
+    "max_completion_tokens": "this is for the OpenAI endpoints; use sampling_params.max_new_tokens here",
+    "min_tokens": "this is for the OpenAI endpoints; use sampling_params.min_new_tokens here",
+    "seed": "this is for the OpenAI endpoints; use sampling_params.sampling_seed here",
+    "response_format": "this is for the OpenAI endpoints; use sampling_params.json_schema here",
+    "prompt": "this is for /v1/completions; use text or input_ids here",
+    "messages": "this is for /v1/chat/completions; use text or input_ids here",
 }
 
 
@@ -122,7 +122,7 @@ OF_PREFILL = ("max_tokens", "max_completion_tokens", "min_tokens")
 class GenerateRequest(Routed, HandedOff):
     refused, elsewhere = REFUSED_IN_GENERATE, NO_GENERATE
 
-    # Checked by `given` and `asked`, because pydantic's errors for a union name all its branches.
+    # Checked by `prompts` and `prompt_params`, because pydantic's errors for a union name all its branches.
     text: Annotated[Any, WithJsonSchema(TEXT_SCHEMA)] = None
     input_ids: Annotated[Any, WithJsonSchema(TOKENS_SCHEMA)] = None
     sampling_params: Annotated[Any, one_or_many(schema_of(NativeSampling))] = Field(default_factory=dict)
@@ -162,38 +162,38 @@ class GenerateRequest(Routed, HandedOff):
             return isinstance(self.text, list)
         return isinstance(self.input_ids[0], list)
 
-    def given(self) -> list[str | list[int]]:
+    def prompts(self) -> list[str | list[int]]:
         name, kind = self.prompt_field, str if self.input_ids is None else list
         many = prompts(getattr(self, name), name)
         if not all(isinstance(prompt, kind) for prompt in many):
             raise bad_request(f"{name}: strings go into text, token ids into input_ids", name)
         return many
 
-    def asked(self, count: int) -> list[Asked]:
+    def prompt_params(self, count: int) -> list[PromptParams]:
         """The parameters of each of `count` prompts. Raises ApiError (400) that names the field."""
         sampling = sampling_of(self.sampling_params, count)
         if any(each.n != sampling[0].n for each in sampling):
             raise bad_request("sampling_params: n must be the same for all prompts", "sampling_params")
-        logprobs = spread(self.return_logprob, count, "return_logprob", False)
-        starts = spread(self.logprob_start_len, count, "logprob_start_len", -1)
-        tops = spread(self.top_logprobs_num, count, "top_logprobs_num", 0)
+        logprobs = one_per_prompt(self.return_logprob, count, "return_logprob", False)
+        starts = one_per_prompt(self.logprob_start_len, count, "logprob_start_len", -1)
+        tops = one_per_prompt(self.top_logprobs_num, count, "top_logprobs_num", 0)
         fields = zip(sampling, self._rids(count), logprobs, starts, tops, strict=True)
-        asked = [Asked(*each) for each in fields]
-        for each in asked:
+        params = [PromptParams(*each) for each in fields]
+        for each in params:
             if not 0 <= each.tops <= MAX_LOGPROBS:
                 rule = f"it must be between 0 and {MAX_LOGPROBS}"
                 raise bad_request(f"top_logprobs_num is {each.tops}; {rule}", "top_logprobs_num")
             if each.start < -1:
                 rule = "it must be -1 (none of the prompt) or a position in the prompt"
                 raise bad_request(f"logprob_start_len is {each.start}; {rule}", "logprob_start_len")
-        return asked
+        return params
 
     def _rids(self, count: int) -> list[str]:
         """The id of each prompt. For a list of prompts, a single string is the prefix of their ids."""
         if self.batch and isinstance(self.rid, str):
             rids = [f"{self.rid}_{i}" for i in range(count)]
         else:
-            rids = spread(self.rid, count, "rid", "")
+            rids = one_per_prompt(self.rid, count, "rid", "")
         if any(len(rid) > LONGEST_ID for rid in rids):
             raise bad_request(f"rid has more than {LONGEST_ID} characters", "rid")
         named = [rid for rid in rids if rid]
@@ -216,23 +216,23 @@ def one_sampling(given: object, where: str) -> NativeSampling:
     fields = {name: value for name, value in given.items() if value is not None}
     refuse(fields, REFUSED_SAMPLING, f"{where}.")
     known = {name: value for name, value in fields.items() if name not in REFUSED_SAMPLING}
-    return part(known, NativeSampling, where)
+    return parse_object(known, NativeSampling, where)
 
 
 Value = TypeVar("Value", bool, int, str)
 KINDS = {bool: "a boolean", int: "a whole number", str: "a string"}
 
 
-def spread(value: Any, count: int, name: str, default: Value) -> list[Value]:
+def one_per_prompt(value: Any, count: int, name: str, default: Value) -> list[Value]:
     """A list with one value for each prompt. value: one for all prompts, or a list. Raises ApiError (400)."""
     many = value if isinstance(value, list) else [value] * count
     check_length(many, count, name)
     kind = type(default)
     if not all(each is None or type(each) is kind for each in many):
-        raise bad_request(f"{name} must be {KINDS[kind]}, or a list of one for each prompt", name)
+        raise bad_request(f"{name} must be {KINDS[kind]}, or a list with one for each prompt", name)
     return [default if each is None else each for each in many]
 
 
 def check_length(many: list[Any], count: int, name: str) -> None:
     if len(many) != count:
-        raise bad_request(f"{name} is a list of {len(many)}; the prompts are {count}", name)
+        raise bad_request(f"{name} is a list of {len(many)}; the number of prompts is {count}", name)

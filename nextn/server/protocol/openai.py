@@ -67,19 +67,19 @@ REFUSED_IN_CHAT = REFUSED | {
 
 # Fields of other endpoints that would change the text -> advice to the client.
 OF_GENERATE = {
-    "sampling_params": "this is for /generate; its fields stand by themselves here",
-    "max_new_tokens": "this is for /generate; it is max_tokens here",
-    "min_new_tokens": "this is for /generate; it is min_tokens here",
-    "sampling_seed": "this is for /generate; it is seed here",
+    "sampling_params": "this is for /generate; send its fields at the top level here",
+    "max_new_tokens": "this is for /generate; use max_tokens here",
+    "min_new_tokens": "this is for /generate; use min_tokens here",
+    "sampling_seed": "this is for /generate; use seed here",
 }
 NO_COMPLETION = OF_GENERATE | {
-    "text": "this is for /generate; it is prompt here",
-    "messages": "this is for /v1/chat/completions; it is prompt here",
+    "text": "this is for /generate; use prompt here",
+    "messages": "this is for /v1/chat/completions; use prompt here",
     "tools": "this is for /v1/chat/completions",
 }
 NO_CHAT = OF_GENERATE | {
-    "text": "this is for /generate; it is messages here",
-    "prompt": "this is for /v1/completions; it is messages here",
+    "text": "this is for /generate; use messages here",
+    "prompt": "this is for /v1/completions; use messages here",
     "suffix": "this is for /v1/completions",
 }
 
@@ -100,22 +100,26 @@ class Sampling(Body):
     stop: StopStrings = Field(default_factory=list)
     stop_regex: StopPatterns = Field(default_factory=list)
     stop_token_ids: ListOf[int] = Field(default_factory=list)
-    no_stop_trim: Annotated[bool, Field(description="the text keeps what ended it: stop string, token")] = (
-        False
-    )
-    skip_special_tokens: Annotated[bool, Field(description="false: they are in the text")] = True
+    no_stop_trim: Annotated[
+        bool, Field(description="the text keeps the stop string or token that ended it")
+    ] = False
+    skip_special_tokens: Annotated[bool, Field(description="false: special tokens are in the text")] = True
     spaces_between_special_tokens: Annotated[
-        bool, Field(description="either way there are none: a byte-level tokenizer puts none there")
+        bool, Field(description="no effect: a byte-level tokenizer adds no spaces")
     ] = True
     ignore_eos: bool = False
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Biases = Field(default_factory=dict)
-    json_schema: Annotated[Any, Field(description="the text is JSON by this schema (or its JSON)")] = None
-    regex: Annotated[Any, Field(description="the text matches it as a whole")] = None
-    ebnf: Annotated[Any, Field(description="a grammar in GBNF, the notation of llama.cpp")] = None
-    structural_tag: Annotated[Any, Field(description="schemas for what follows certain words")] = None
+    json_schema: Annotated[
+        Any, Field(description="JSON schema of the text: an object, or a string with its JSON")
+    ] = None
+    regex: Annotated[Any, Field(description="regular expression that matches the whole text")] = None
+    ebnf: Annotated[Any, Field(description="grammar of the text in GBNF, the notation of llama.cpp")] = None
+    structural_tag: Annotated[
+        Any, Field(description="JSON schemas for the parts of the text after trigger strings")
+    ] = None
 
     @property
     def keeps_stop(self) -> bool:
@@ -162,36 +166,38 @@ class CommonRequest(Sampling, Routed, HandedOff):
     """The fields of both OpenAI endpoints."""
 
     model: str | None = None
-    max_tokens: Annotated[int, Field(description="0 in a completion with echo: the prompt alone")] | None = (
-        None
-    )
-    max_completion_tokens: Annotated[int, Field(description="the same; newer clients send it")] | None = None
+    max_tokens: (
+        Annotated[int, Field(description="0 with echo, in a completion: return only the prompt")] | None
+    ) = None
+    max_completion_tokens: Annotated[int, Field(description="newer name of max_tokens")] | None = None
     seed: Seed | None = None
     min_tokens: Annotated[
-        int, Field(description="before it no end token ends the text, unless a grammar leaves nothing else")
+        int,
+        Field(description="minimum number of tokens before an end token, unless a grammar allows no other"),
     ] = 0
     include_stop_str_in_output: Annotated[bool, Field(description="vLLM's name of no_stop_trim")] = False
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
     response_format: Annotated[
-        Any, Field(description="text, json_object, json_schema (always kept to), structural_tag")
+        Any, Field(description="type text, json_object, json_schema (always enforced) or structural_tag")
     ] = None
     structured_outputs: Annotated[
-        Any, Field(description="as vLLM: json, regex, choice, grammar, json_object or structural_tag")
+        Any, Field(description="as in vLLM: json, regex, choice, grammar, json_object or structural_tag")
     ] = None
-    guided_json: Annotated[Any, Field(description="as vLLM before structured_outputs")] = None
-    guided_regex: Annotated[Any, Field(description="the same")] = None
-    guided_choice: Annotated[Any, Field(description="the same")] = None
-    guided_grammar: Annotated[Any, Field(description="the same")] = None
+    guided_json: Annotated[Any, Field(description="older form of structured_outputs.json")] = None
+    guided_regex: Annotated[Any, Field(description="older form of structured_outputs.regex")] = None
+    guided_choice: Annotated[Any, Field(description="older form of structured_outputs.choice")] = None
+    guided_grammar: Annotated[Any, Field(description="older form of structured_outputs.grammar")] = None
     rid: AnswerId | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     speculative: SpeculativeField = SpeculativeParams()
     return_token_ids: Annotated[
-        bool, Field(description="as vLLM: token_ids of each choice, end token included, and prompt_token_ids")
+        bool,
+        Field(description="add prompt_token_ids, and token_ids of each choice, end token included (vLLM)"),
     ] = False
     return_spec_tokens_details: Annotated[
-        bool, Field(description="what speculation did: usage.spec_details, and sglext as SGLang sends it")
+        bool, Field(description="add statistics of speculation: usage.spec_details, and sglext as in SGLang")
     ] = False
 
     def check(self) -> None:
@@ -234,7 +240,7 @@ class CommonRequest(Sampling, Routed, HandedOff):
         return None
 
     @property
-    def tells_steps(self) -> bool:
+    def returns_draft_steps(self) -> bool:
         """Whether the answer has the drafts of each step."""
         return False
 
@@ -249,7 +255,7 @@ class CommonRequest(Sampling, Routed, HandedOff):
         """Checked parameters of the first choice. Raises ApiError (400) that names the field."""
         # best_of compares candidates by their log-probabilities, even if the client did not request these.
         compared = 0 if self.candidates > self.n else None
-        if max_tokens == 0 and not self.echoes and not self.prefills:
+        if max_tokens == 0 and not self.echoes and not self.prefill_only:
             name = self.limit_field
             raise bad_request(f"{name} is 0; it must be at least 1, or 0 in a completion with echo", name)
         try:
@@ -261,7 +267,7 @@ class CommonRequest(Sampling, Routed, HandedOff):
                 speculative=self.speculative,
                 logprobs=compared if self.tops is None else self.tops,
                 prompt_logprobs=self.tops if self.echoes else None,
-                draft_steps=self.tells_steps,
+                draft_steps=self.returns_draft_steps,
             )
         except ValueError as e:
             message = str(e).replace("max_tokens", self.limit_field)
@@ -275,38 +281,47 @@ class CompletionRequest(CommonRequest):
     prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     suffix: Annotated[str, Field(description="the text goes between prompt and suffix")] = ""
     best_of: (
-        Annotated[int, Field(ge=1, le=MAX_CHOICES, description="of so many texts, the n most likely a token")]
+        Annotated[
+            int,
+            Field(
+                ge=1,
+                le=MAX_CHOICES,
+                description="number of texts; the n with the highest mean logprob are returned",
+            ),
+        ]
         | None
     ) = None
     echo: Annotated[bool, Field(description="the answer begins with the prompt")] = False
     logprobs: (
         Annotated[
             int,
-            Field(ge=0, le=MAX_LOGPROBS, description="with so many of the most likely tokens beside each"),
+            Field(
+                ge=0, le=MAX_LOGPROBS, description="add log-probabilities, with this many top tokens for each"
+            ),
         ]
         | None
     ) = None
     return_draft_depths: Annotated[
-        bool, Field(description="choices get draft_depths: [text, depth it was drafted at] per token")
+        bool, Field(description="add draft_depths to choices: [text, draft depth] of each token")
     ] = False
     return_draft_steps: Annotated[
-        bool, Field(description="choices get draft_steps: time, drafts and accepted drafts of each step")
+        bool, Field(description="add draft_steps to choices: time, drafts and accepted drafts of each step")
     ] = False
 
     def check(self) -> None:
         super().check()
         if self.suffix and self.echo:
-            raise bad_request("echo and suffix are given; the prompt is not in one piece then", "suffix")
+            raise bad_request("echo and suffix cannot be combined; leave one of them out", "suffix")
         if self.best_of is None:
             return
         if self.best_of < self.n:
             raise bad_request(f"best_of is {self.best_of}; it must be at least n, {self.n}", "best_of")
         if self.stream and self.best_of > self.n:
             raise bad_request(
-                "best_of cannot be streamed: the texts are compared when all are there", "best_of"
+                "best_of cannot be streamed: the texts are compared when all are complete", "best_of"
             )
 
-    def given(self) -> list[str | list[int]]:
+    def prompts(self) -> list[str | list[int]]:
         return prompts(self.prompt)
 
     @property
@@ -329,7 +344,7 @@ class CompletionRequest(CommonRequest):
         return self.logprobs
 
     @property
-    def tells_steps(self) -> bool:
+    def returns_draft_steps(self) -> bool:
         return self.return_draft_steps
 
 
@@ -342,7 +357,7 @@ class ChatRequest(CommonRequest, ChatMessages):
     separate_reasoning: Annotated[bool, Field(description="reasoning goes into reasoning_content")] = True
     stream_reasoning: Annotated[bool, Field(description="false: reasoning comes in one piece")] = True
     echo: Annotated[
-        bool, Field(description="the content begins with the last message, if the answer is in its role")
+        bool, Field(description="the content begins with the last message, if the answer has its role")
     ] = False
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
@@ -352,7 +367,7 @@ class ChatRequest(CommonRequest, ChatMessages):
         if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs is only allowed when logprobs is true", "top_logprobs")
 
-    def given(self) -> list[str | list[int]]:
+    def prompts(self) -> list[str | list[int]]:
         return ["".join(self.contents())]  # less than the prompt: the template adds more text
 
     def prompt_only(self) -> Self:

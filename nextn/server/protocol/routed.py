@@ -14,9 +14,9 @@ HEADER = "X-Data-Parallel-Rank"
 
 class Routed(Body):
     routed_dp_rank: (
-        Annotated[int, Field(description="the replica that computes it; missing: the server chooses")] | None
+        Annotated[int, Field(description="the replica for the request; default: the server chooses")] | None
     ) = None
-    data_parallel_rank: Annotated[int, Field(description="the same, its older name")] | None = None
+    data_parallel_rank: Annotated[int, Field(description="older name of routed_dp_rank")] | None = None
 
     def check(self) -> None:
         super().check()

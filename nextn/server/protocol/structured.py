@@ -45,7 +45,7 @@ def grammar_for(fields: Mapping[str, Any]) -> Constraint | None:
         asked.append(("response_format", wanted))
     if len(asked) > 1:
         names = " and ".join(name for name, _ in asked)
-        raise bad_request(f"{names} are given; a text can follow one of them", asked[1][0])
+        raise bad_request(f"{names} are given; send only one of them", asked[1][0])
     return asked[0][1] if asked else None
 
 
@@ -91,7 +91,7 @@ def structural_tag(given: object, name: str) -> Constraint:
         if whole and all(isinstance(t, str) for t in triggers) and all(map(_is_structure, structures)):
             tag = {"type": "structural_tag", "structures": structures, "triggers": triggers}
             return Constraint("structural_tag", _to_json(tag, name))
-    raise bad_request(f"{name} must have structures, of begin, schema and end, and triggers", name)
+    raise bad_request(f"{name} must have triggers, and structures with begin, schema and end", name)
 
 
 def _is_structure(given: object) -> bool:

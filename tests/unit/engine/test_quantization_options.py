@@ -17,7 +17,7 @@ from nextn.ops.cpu.library import NoLibrary, library
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"quantization_group_size": 32}, "--quantization-group-size is 32: it is of --quantization w4a16"),
+        ({"quantization_group_size": 32}, "--quantization-group-size is 32: it is for --quantization w4a16"),
         (
             {"quantization_group_size": 64, "quantization": "w8a16"},
             "and --quantization is w8a16; leave it out",

@@ -17,7 +17,7 @@ from nextn.grammar import compiler
 from nextn.grammar.compiler import GrammarCompiler
 from nextn.grammar.limits import MIB, resident
 from nextn.request import SamplingParams
-from nextn.server.process.grammar_line import GrammarLine
+from nextn.server.process.grammar_queue import GrammarQueue
 from nextn.server.process.messages import NewRequest
 
 REGEX = Constraint("regex", "[0-9]+")
@@ -78,10 +78,10 @@ def test_a_failure_of_the_library_is_its_request_s(monkeypatch):
         make().compile(Constraint("regex", "panic"))
 
 
-def take(line):
+def take(queue):
     deadline = time.perf_counter() + 10
     while time.perf_counter() < deadline:
-        found = list(line.take())
+        found = list(queue.take())
         if found:
             return found
         time.sleep(0.001)
@@ -91,28 +91,28 @@ def take(line):
 def test_requests_wait_for_their_grammars_and_others_do_not(monkeypatch):
     library = Library()
     monkeypatch.setattr(compiler, "make_backend", lambda *_: library)
-    line = GrammarLine(make())
+    queue = GrammarQueue(make())
     slow = SamplingParams(constraint=Constraint("regex", "slow"))
     plain = NewRequest("plain", [5], SamplingParams())
     with_it, without = NewRequest("with", [5], slow), NewRequest("without", [5], SamplingParams())
-    line.put([without, with_it, NewRequest("gone", [5], slow)])
-    line.put([plain])
-    assert list(line.take()) == [[(plain, None)]]
-    assert line
-    line.drop("gone")
+    queue.put([without, with_it, NewRequest("gone", [5], slow)])
+    queue.put([plain])
+    assert list(queue.take()) == [[(plain, None)]]
+    assert queue
+    queue.drop("gone")
     library.let.set()
-    (refused,), (other,) = take(line)
+    (refused,), (other,) = take(queue)
     assert refused[0] is with_it  # first, so that the answer has not begun
     assert str(refused[1]) == "regex: it is no good"
     assert other == (without, None)
-    assert not line
+    assert not queue
 
 
 def test_requests_of_one_grammar_go_their_own_ways(grammars):
-    line = GrammarLine(grammars)
+    queue = GrammarQueue(grammars)
     params = SamplingParams(constraint=REGEX)
-    line.put([NewRequest("a", [5], params), NewRequest("b", [5], params)])
-    ((a, b),) = take(line)
+    queue.put([NewRequest("a", [5], params), NewRequest("b", [5], params)])
+    ((a, b),) = take(queue)
     grammar, other = a[1].begin(), b[1].begin()
     token = int(grammar.mask().argmax())
     assert grammar.advance([token]) == 1
@@ -182,19 +182,19 @@ def test_what_grows_while_it_is_used_comes_to_an_end(grammars):
 
 def test_what_is_refused_is_told_of_at_once(grammars):
     """Then the others of its HTTP request are aborted."""
-    line = GrammarLine(grammars)
+    queue = GrammarQueue(grammars)
     refused, slow = (
         NewRequest(rid, [5], SamplingParams(constraint=Constraint(kind, text)))
         for rid, kind, text in [("refused", "regex", "(("), ("slow", "ebnf", FOR_EVER)]
     )
-    line.put([slow, refused])
-    (((new, error),),) = take(line)
+    queue.put([slow, refused])
+    (((new, error),),) = take(queue)
     assert new is refused
     assert isinstance(error, ValueError)
-    assert line
-    line.drop("slow")
-    assert not list(line.take())
-    assert not line
+    assert queue
+    queue.drop("slow")
+    assert not list(queue.take())
+    assert not queue
 
 
 def test_nothing_keeps_what_was_compiled(grammars):

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from nextn.server.launch import announce, startup_lines, together
+from nextn.server.launch import announce, merge_startups, startup_lines
 from nextn.server.process.messages import Ready
 from nextn.server_config import ServerConfig
 from nextn.stats import EngineStats
@@ -15,13 +15,13 @@ FIRST = {"weight_bytes": 2**21, "load_seconds": 0.5, "kv_tokens": 4096, "drafts"
 
 
 def test_one_engine_says_it_as_it_is() -> None:
-    assert together([FIRST]) == FIRST
+    assert merge_startups([FIRST]) == FIRST
 
 
 def test_replicas_say_it_once() -> None:
-    said = together([FIRST, {**FIRST, "load_seconds": 0.75, "kv_tokens": 4000}])
+    said = merge_startups([FIRST, {**FIRST, "load_seconds": 0.75, "kv_tokens": 4000}])
     assert said == {
-        "replicas": "2, each with what follows", "weight_bytes": 2**21, "load_seconds": 0.75,
+        "replicas": "2, each with:", "weight_bytes": 2**21, "load_seconds": 0.75,
         "kv_tokens": "4096 / 4000", "drafts": "auto",
     }  # fmt: skip
     assert [line.split("  ")[0] for line in startup_lines(said)] == [
@@ -34,12 +34,12 @@ def test_replicas_say_it_once() -> None:
 
 
 def test_ranks_have_the_same_each() -> None:
-    assert list(startup_lines({"ranks": 2})) == ["ranks  2, each with what follows"]
+    assert list(startup_lines({"ranks": 2})) == ["ranks  2, each with:"]
 
 
 def test_groups_are_no_replicas() -> None:
-    said = together([FIRST, FIRST], groups=True)
-    assert said == {"groups": "2 (DP attention), each with what follows", **FIRST}
+    said = merge_startups([FIRST, FIRST], groups=True)
+    assert said == {"groups": "2 (DP attention), each with:", **FIRST}
 
 
 def test_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,8 +57,8 @@ def test_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("mode", "line"),
     [
-        ("prefill", "prefill, pages travel by tcp, decode servers ask at [::1]:{port} (bootstrap port)"),
-        ("decode", "decode, pages travel by tcp, fallback on"),
+        ("prefill", "prefill, transfer backend tcp, bootstrap port at [::1]:{port}"),
+        ("decode", "decode, transfer backend tcp, fallback on"),
     ],
 )
 def test_a_part_of_requests(mode: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:

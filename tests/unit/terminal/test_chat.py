@@ -9,7 +9,7 @@ import pytest
 
 from nextn.bench.errors import BenchError
 from nextn.terminal import chat as module
-from nextn.terminal.chat import COMMANDS, Asked, Chat, greeting, summary
+from nextn.terminal.chat import COMMANDS, Chat, ChatOptions, greeting, summary
 
 USER, ANSWER = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "a"}
 
@@ -28,7 +28,7 @@ class Scripted(Chat):
 
 
 def test_commands() -> None:
-    chat = Chat(Asked("http://server", "m", temperature=0.0))
+    chat = Chat(ChatOptions("http://server", "m", temperature=0.0))
     assert chat.command("hello /clear") is None
     assert chat.command(" /clear") is None
     assert chat.command("/system  be brief ") == "the system message is set"
@@ -50,11 +50,11 @@ def test_commands() -> None:
 
 
 def test_what_is_not_asked_for_is_the_servers() -> None:
-    assert Chat(Asked("http://server")).body() == {"messages": [], "return_spec_tokens_details": True}
+    assert Chat(ChatOptions("http://server")).body() == {"messages": [], "return_spec_tokens_details": True}
 
 
 def test_the_conversation_grows() -> None:
-    chat, shown = Scripted(Asked("")), list[str]()
+    chat, shown = Scripted(ChatOptions("")), list[str]()
     assert asyncio.run(chat.answer("hi", shown.append)) == "said"
     assert shown == ["a"]
     assert chat.messages == [USER, ANSWER]
@@ -65,7 +65,7 @@ def test_the_conversation_grows() -> None:
 )
 def test_answers_that_end_early(fail: BaseException, left: list[object]) -> None:
     """One that failed can be asked for again; of one that was stopped the model sees what came."""
-    chat = Scripted(Asked(""))
+    chat = Scripted(ChatOptions(""))
     chat.fail = fail
     with pytest.raises(type(fail)):
         asyncio.run(chat.answer("hi", lambda text: None))

@@ -20,7 +20,7 @@ from nextn.terminal.top import Frame, Window
 FRAME = """\
 nextn top     the server, since it was started
 
-requests      2 running, 1 queued; 5 came, 1 given up
+requests      2 running, 1 queued; 5 received, 1 aborted
 tokens/s      230 generated now
 TTFT          p50   15.0 ms   p90   19.0 ms   p99   19.9 ms
 TPOT          p50    1.5 ms   p90    1.9 ms   p99    2.0 ms

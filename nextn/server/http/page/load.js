@@ -71,7 +71,7 @@ export function watch(list, words, auto) {
       } catch (error) {
         if (error.status === 404) {
           metered = false;
-          words.textContent = "This server was started with --no-enable-metrics, so there are no figures.";
+          words.textContent = "This server was started with --no-enable-metrics, so there are no metrics.";
         } else {
           help(error);
           before = null;

@@ -30,7 +30,7 @@ async function greet() {
     at("run").textContent = drafter === "none" ? "Generate" : "Generate both";
     at("model").textContent = `${model} · ${drafts} · nextn ${info.version}`;
   } catch (error) {
-    at("model").textContent = "no word from the server";
+    at("model").textContent = "the server does not answer";
     help(error);
   }
 }

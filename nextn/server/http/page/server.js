@@ -35,13 +35,13 @@ function problem(status, said) {
 /** What a person can do about it; "" where the server's words are enough. */
 function advice(status) {
   if (status === 0) {
-    return `No server answers at ${location.origin}. Start it again with "nextn serve" and the same --port, or look into its log. This page goes on by itself.`;
+    return `No server answers at ${location.origin}. Start it again with "nextn serve" and the same --port, or see its log. This page reconnects by itself.`;
   }
   if (status === 401) {
     const trouble = key.get() ? "The server does not accept this API key." : "This server asks for an API key.";
     return `${trouble} Type the one it was started with (--api-key) into the field at the top, then press Enter.`;
   }
-  if (status === 503) return "The server cannot take this request now: it is full, or its engine is not running. Try again, or look into its log.";
+  if (status === 503) return "The server cannot take this request now: it is full, or its engine is not running. Try again, or see its log.";
   return "";
 }
 

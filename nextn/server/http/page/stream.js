@@ -14,7 +14,7 @@ export async function* stream(path, body, signal) {
   let rest = "";
   for (;;) {
     const { done, value } = await reader.read();
-    if (done) throw new Error("the stream broke off");
+    if (done) throw new Error("the stream ended early");
     const lines = (rest + value).split("\n");
     rest = lines.pop();
     for (const line of lines) {

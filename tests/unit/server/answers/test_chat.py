@@ -17,7 +17,7 @@ from nextn.request import Output, SamplingParams, TokenLogprob
 from nextn.server.answers.choice import Prompt
 from nextn.server.answers.generation import Generation
 from nextn.server.answers.openai import Reply
-from nextn.server.parsers.answer import CONTENT, Reading
+from nextn.server.parsers.answer import CONTENT, AnswerFormat
 from nextn.server.parsers.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Ready, StepOutputs
@@ -28,19 +28,24 @@ from nextn.tokenizer.tokenizer import Tokenizer
 ARGUMENTS = '{"where": "é/src"}'
 CALL = f"{CALL_BEGIN}look{SEPARATOR}{ARGUMENTS}{CALL_END}"
 TEXT = f"<think>Hm, ok.</think>I look.{CALLS_BEGIN}{CALL}{CALL}{CALLS_END}"
-READING = Reading("deepseekv31", reasoning=False)
+READING = AnswerFormat("deepseekv31", reasoning=False)
 
 
 def played(
-    tokenizer: Tokenizer, text: str, cuts: list[int], reading: Reading, reason: str = "stop", **fields: Any
+    tokenizer: Tokenizer,
+    text: str,
+    cuts: list[int],
+    answer_format: AnswerFormat,
+    reason: str = "stop",
+    **fields: Any,
 ) -> list[dict[str, Any]]:
     """The answer, or the chunks, when the text comes in runs of so many tokens."""
     engine = EngineClient()
     engine.attach(Ready(258, 1024, 2, {}, EngineStats()), EngineSocket())  # type: ignore[arg-type]
     request = ChatRequest(messages=[], **fields)
     params = SamplingParams(logprobs=request.tops)
-    generation = Generation(engine, tokenizer, [Prompt([0], params, shown=reading.markers)], 1, 0.0)
-    reply = Reply(request, generation, "m", reading)
+    generation = Generation(engine, tokenizer, [Prompt([0], params, shown=answer_format.markers)], 1, 0.0)
+    reply = Reply(request, generation, "m", answer_format)
     tokens = tokenizer.encode(text, add_special_tokens=False)
     outputs, at = [], 0
     for run in [*cuts, len(tokens)]:
@@ -105,8 +110,8 @@ def test_a_whole_answer(tokenizer: Tokenizer) -> None:
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(cuts=st.lists(st.integers(1, 40), max_size=30), logprobs=st.booleans(), pieces=st.booleans())
 def test_a_stream_tells_the_same(tokenizer: Tokenizer, cuts: list[int], logprobs: bool, pieces: bool) -> None:
-    reading = Reading("deepseekv31", reasoning=False, stream_reasoning=pieces)
-    chunks = played(tokenizer, TEXT, cuts, reading, stream=True, logprobs=logprobs)
+    answer_format = AnswerFormat("deepseekv31", reasoning=False, stream_reasoning=pieces)
+    chunks = played(tokenizer, TEXT, cuts, answer_format, stream=True, logprobs=logprobs)
     got = put_together(chunks)
     assert got["message"]["content"] == "I look."
     assert got["message"]["reasoning_content"] == "Hm, ok."
@@ -131,14 +136,14 @@ def test_a_stream_tells_the_same(tokenizer: Tokenizer, cuts: list[int], logprobs
 def test_ends(
     tokenizer: Tokenizer, text: str, reason: str, content: str | None, calls: list[str] | None, ended: str
 ) -> None:
-    reading = Reading("deepseekv31")
-    (answer,) = played(tokenizer, text, [], reading, reason)
+    answer_format = AnswerFormat("deepseekv31")
+    (answer,) = played(tokenizer, text, [], answer_format, reason)
     (choice,) = answer["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (content, ended)
     assert "reasoning_content" not in choice["message"]
     made = choice["message"].get("tool_calls")
     assert (made and [call["function"]["arguments"] for call in made]) == calls
-    got = put_together(played(tokenizer, text, [3, 1, 4], reading, reason, stream=True))
+    got = put_together(played(tokenizer, text, [3, 1, 4], answer_format, reason, stream=True))
     assert (got["message"]["content"] or None, got["finish_reason"]) == (content, ended)
     assert [call["arguments"] for call in got["message"]["tool_calls"]] == (calls or [])
 
@@ -152,19 +157,21 @@ def test_a_text_that_is_not_read(tokenizer: Tokenizer) -> None:
 def test_reasoning_tokens_are_counted(tokenizer: Tokenizer) -> None:
     """One token a byte here; the marks are of the reasoning."""
     thought = len("<think>Hm, ok.</think>")
-    for text, reading, count in (
-        (TEXT, READING, thought), ("Hm, é", Reading(reasoning=True), 6), ("so", READING, 0),
+    for text, answer_format, count in (
+        (TEXT, READING, thought), ("Hm, é", AnswerFormat(reasoning=True), 6), ("so", READING, 0),
         (TEXT, CONTENT, None),
     ):  # fmt: skip
-        (answer,) = played(tokenizer, text, [], reading)
-        *_, last = played(tokenizer, text, [3], reading, stream=True, stream_options={"include_usage": True})
+        (answer,) = played(tokenizer, text, [], answer_format)
+        *_, last = played(
+            tokenizer, text, [3], answer_format, stream=True, stream_options={"include_usage": True}
+        )
         for body in (answer, last):
             details = None if count is None else {"reasoning_tokens": count}
             assert body["usage"].get("completion_tokens_details") == details
 
 
 def test_reasoning_alone(tokenizer: Tokenizer) -> None:
-    (answer,) = played(tokenizer, "never done", [], Reading(reasoning=True), "length")
+    (answer,) = played(tokenizer, "never done", [], AnswerFormat(reasoning=True), "length")
     message = answer["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("", "never done")
 
@@ -179,7 +186,7 @@ def test_special_tokens_of_the_format_come_through(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(data))
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.encode(CALL, add_special_tokens=False)[0] == 258
-    (read,) = played(tokenizer, CALL, [], Reading("deepseekv31"), logprobs=True)
+    (read,) = played(tokenizer, CALL, [], AnswerFormat("deepseekv31"), logprobs=True)
     assert read["choices"][0]["finish_reason"] == "tool_calls"
     assert read["choices"][0]["logprobs"]["content"][0]["token"] == CALL_BEGIN
     (skipped,) = played(tokenizer, CALL, [], CONTENT)

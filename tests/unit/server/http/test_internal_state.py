@@ -10,7 +10,7 @@ import pytest
 
 from nextn.request import SpeculativeParams
 from nextn.server.answers.service import Service
-from nextn.server.http.control import ServerArgs, SetInternalState, in_force, set_internal_state
+from nextn.server.http.control import ServerArgs, SetInternalState, current_defaults, set_internal_state
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Done, Ready, SetSpeculativeDefaults, decode_to_engine
 from nextn.server.protocol.body import parse
@@ -52,7 +52,7 @@ async def set_to(service: Service, **args: Any) -> list[bool]:
 
 
 def steps(service: Service) -> object:
-    return in_force(service)["speculative_num_steps"]
+    return current_defaults(service)["speculative_num_steps"]
 
 
 async def test_what_is_named_changes_and_the_rest_stays() -> None:
@@ -62,11 +62,11 @@ async def test_what_is_named_changes_and_the_rest_stays() -> None:
     await set_to(service, speculative_verify="exact")
     await set_to(service)
     assert socket.sent == [SpeculativeParams(3), *[SpeculativeParams(3, "exact")] * 2]
-    assert in_force(service) == {
+    assert current_defaults(service) == {
         "speculative_num_steps": 3, "speculative_verify": "exact",
         "speculative_accept_threshold_single": 1.0, "speculative_accept_threshold_acc": 1.0,
     }  # fmt: skip
-    assert set(in_force(service)) == set(ServerArgs.model_fields)
+    assert set(current_defaults(service)) == set(ServerArgs.model_fields)
 
 
 async def test_null_is_what_the_server_was_started_with() -> None:

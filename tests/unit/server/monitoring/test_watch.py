@@ -99,13 +99,13 @@ async def test_every_choice_is_accounted_for(
 
 
 async def test_deadline_tells_its_client(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ApiError, match=r"not done after 0\.01 s") as error:
+    with pytest.raises(ApiError, match=r"did not finish within 0\.01 s") as error:
         await read(a_generation(engine(0.01), tokenizer))
     assert (error.value.status, error.value.code) == (504, "request_timeout")
 
 
 async def test_a_deadline_that_passed_before_it_came_to_the_engine(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ApiError, match="not done"):
+    with pytest.raises(ApiError, match="did not finish"):
         await read(a_generation(engine(5.0), tokenizer, arrival=-1e9))
 
 
@@ -135,7 +135,7 @@ async def test_what_each_level_tells(
     assert ("secret" in received) == (level >= 2)
     assert finished.startswith("Finished request, id: 'mine_0', ")
     assert ("text: " in finished) == (level >= 2)
-    assert "why: the client went away" in gave_up
+    assert "why: the client disconnected" in gave_up
     fields = caplog.records[1].fields  # type: ignore[attr-defined]
     assert (fields["queue_time"], fields["finish_reason"]) == (0.25, "length")
     assert fields["ttft"] <= fields["e2e"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.tool_calls import joined, pieces_of, read
 from support.tool_calls import written as written_call
 
-from nextn.server.parsers.answer import AnswerParser, Reading
+from nextn.server.parsers.answer import AnswerFormat, AnswerParser
 from nextn.server.parsers.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, MARKS, SEPARATOR
 from nextn.server.parsers.parts import Part
 from nextn.server.parsers.tools import parser as make_parser
@@ -109,15 +109,15 @@ def test_arguments_go_out_as_they_come() -> None:
 def test_reasoning_first_then_calls(thought: str, data: st.DataObject) -> None:
     """A call is looked for in the content only."""
     call = written("f", "{}", "deepseekv31")
-    reading = Reading("deepseekv31", reasoning=True)
+    answer_format = AnswerFormat("deepseekv31", reasoning=True)
     closed = "</think>" in thought.removeprefix("<think>")
 
     def whole(cut: list[str]) -> list[Part]:
-        parser = AnswerParser(reading)
+        parser = AnswerParser(answer_format)
         return joined([part for piece in cut for part in parser.push(piece)] + parser.finish())
 
     text = thought + call
     parts = whole(pieces_of(text, data))
     assert parts == whole([text])
     assert (Part("call", "f") in parts) is closed
-    assert Reading(reasoning=False).markers < reading.markers
+    assert AnswerFormat(reasoning=False).markers < answer_format.markers

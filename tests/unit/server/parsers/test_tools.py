@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tool_calls import Call, answer, called, joined, pieces_of, read, said, written
 
-from nextn.server.parsers.answer import AnswerParser, Reading
+from nextn.server.parsers.answer import AnswerFormat, AnswerParser
 from nextn.server.parsers.first_call import FirstCall
 from nextn.server.parsers.parts import Part
 from nextn.server.parsers.tools import FORMATS, parser
@@ -154,7 +154,7 @@ def test_the_first_call_ends_the_answer(name: str) -> None:
     first = answer(name, asked[:1])
     for inside in (None, True):
         text = f"{thought if inside else ''}I look.{whole} so"
-        search, end = FirstCall(Reading(name, inside, functions=FUNCTIONS)), 0
+        search, end = FirstCall(AnswerFormat(name, inside, functions=FUNCTIONS)), 0
         for i in range(0, len(text), 3):
             took, found = search.find(text[i : i + 3])
             end += took
@@ -164,7 +164,7 @@ def test_the_first_call_ends_the_answer(name: str) -> None:
         assert found == "tool_call"
         assert kept == (first.removesuffix("<｜tool▁calls▁end｜>") if name.startswith("deepseek") else first)
         assert called(read([kept], name, FUNCTIONS)) == asked[:1]
-    assert FirstCall(Reading(name)).find("no call") == (7, None)
+    assert FirstCall(AnswerFormat(name)).find("no call") == (7, None)
 
 
 @pytest.mark.parametrize("name", NEW)
@@ -173,15 +173,15 @@ def test_a_call_ends_the_reasoning(name: str) -> None:
     call = answer(name, [("go_on", {})])
     fields: dict[str, Any] = {"reasoning": True, "call_ends_reasoning": True}
 
-    def parts(text: str, reading: Reading) -> list[Part]:
-        reader = AnswerParser(reading)
+    def parts(text: str, answer_format: AnswerFormat) -> list[Part]:
+        reader = AnswerParser(answer_format)
         return joined([part for char in text for part in reader.push(char)] + reader.finish())
 
-    kinds = [part.kind for part in parts(f"Hm.{call}", Reading(name, **fields))]
+    kinds = [part.kind for part in parts(f"Hm.{call}", AnswerFormat(name, **fields))]
     assert kinds == ["reasoning", "call", "arguments"]
-    assert parts(f"Hm.{call}", Reading(name, reasoning=True)) == [Part("reasoning", f"Hm.{call}")]
-    assert parts(f"Hm.{call}", Reading(**fields)) == [Part("reasoning", f"Hm.{call}")]
-    assert said(parts(f"Hm.</think>{call}", Reading(name, **fields)), "reasoning") == "Hm."
+    assert parts(f"Hm.{call}", AnswerFormat(name, reasoning=True)) == [Part("reasoning", f"Hm.{call}")]
+    assert parts(f"Hm.{call}", AnswerFormat(**fields)) == [Part("reasoning", f"Hm.{call}")]
+    assert said(parts(f"Hm.</think>{call}", AnswerFormat(name, **fields)), "reasoning") == "Hm."
 
 
 def test_the_options_name_all_formats() -> None:

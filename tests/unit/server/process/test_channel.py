@@ -58,7 +58,7 @@ async def test_one_at_a_time(engine: tuple[str, zmq.Socket[bytes]]) -> None:
     heard: list[FromEngine] = []
 
     def once(message: FromEngine) -> None:
-        channel.deaf()
+        channel.stop_listening()
         heard.append(message)
 
     for count in (1, 2, 3):

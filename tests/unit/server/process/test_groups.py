@@ -74,7 +74,7 @@ async def serving(config: ServerConfig) -> AsyncIterator[tuple[Groups, asyncio.T
     handles = groups.supervisors.launch()
     try:
         assert len(await groups.supervisors.ready(handles)) == 2
-        keeping = asyncio.create_task(groups.supervisors.keep(handles))
+        keeping = asyncio.create_task(groups.supervisors.run(handles))
         yield groups, keeping
         keeping.cancel()
         await asyncio.wait({keeping})

@@ -40,7 +40,7 @@ async def watched(
     monkeypatch.setattr(memory.asyncio, "to_thread", at_once)
     now[0] = 100
     with contextlib.suppress(asyncio.CancelledError):
-        await memory.give_back(5.0, 32 * MIB)
+        await memory.trim_periodically(5.0, 32 * MIB)
     return trims, waits
 
 
@@ -58,4 +58,4 @@ async def test_where_that_frees_little_it_is_tried_less_often(monkeypatch: pytes
 
 async def test_where_the_c_library_cannot_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "malloc_trim", lambda: None)
-    await memory.give_back()
+    await memory.trim_periodically()

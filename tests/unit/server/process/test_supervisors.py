@@ -57,36 +57,36 @@ async def test_the_server_ends_with_the_last_one(caplog: pytest.LogCaptureFixtur
     ends = [asyncio.Event() for _ in made.each]
     for i, supervisor in enumerate(made.each):
 
-        async def keep(handle: object, i: int = i) -> None:
+        async def run(handle: object, i: int = i) -> None:
             await ends[i].wait()
             raise StartupError(f"engine {i} ended again")
 
-        supervisor.keep = keep  # type: ignore[method-assign]
-    keeping = asyncio.ensure_future(made.keep([[Handle()]] * 3))  # type: ignore[list-item]
+        supervisor.run = run  # type: ignore[method-assign]
+    running = asyncio.ensure_future(made.run([[Handle()]] * 3))  # type: ignore[list-item]
     with caplog.at_level(logging.ERROR):
         for i in (1, 0):
             ends[i].set()
             await asyncio.sleep(0.01)
-    assert not keeping.done()
+    assert not running.done()
     said = [record.getMessage() for record in caplog.records]
     assert said == [f"replica {i} stays down: engine {i} ended again; the others go on" for i in (1, 0)]
     ends[2].set()
     with pytest.raises(StartupError, match="engine 2 ended again; the server ends"):
-        await keeping
+        await running
 
 
 async def test_a_bug_is_no_reason_to_go_on() -> None:
     made = supervisors(2)
 
-    async def keep(handle: object) -> None:
+    async def run(handle: object) -> None:
         raise RuntimeError("a bug")
 
     async def forever(handle: object) -> None:
         await asyncio.Event().wait()
 
-    made.each[0].keep, made.each[1].keep = keep, forever  # type: ignore[method-assign]
+    made.each[0].run, made.each[1].run = run, forever  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="a bug"):
-        await made.keep([[Handle()], [Handle()]])  # type: ignore[list-item]
+        await made.run([[Handle()], [Handle()]])  # type: ignore[list-item]
 
 
 def test_each_has_its_part_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from support.hostile_json import json_values
 from support.small_tokenizer import write_small_tokenizer
 
 from nextn.constraint import Constraint
-from nextn.server.parsers.answer import Reading
+from nextn.server.parsers.answer import AnswerFormat
 from nextn.server.prompts.chat import ChatPrompt, chat_prompt, render
 from nextn.server.protocol.body import parse
 from nextn.server.protocol.errors import ApiError
@@ -69,9 +69,9 @@ def test_tools_are_shown_as_they_came(folder: Path) -> None:
 
 def test_calls_are_looked_for_where_there_are_tools(folder: Path) -> None:
     template = "{{ tools }}{{ messages[0].content }}"
-    assert prompt(folder, template, tools=[TOOL]).reading == Reading("deepseekv31")
-    assert prompt(folder, template, tools=[TOOL], tool_choice="none").reading == Reading()
-    assert prompt(folder, template).reading == Reading()
+    assert prompt(folder, template, tools=[TOOL]).answer_format == AnswerFormat("deepseekv31")
+    assert prompt(folder, template, tools=[TOOL], tool_choice="none").answer_format == AnswerFormat()
+    assert prompt(folder, template).answer_format == AnswerFormat()
 
 
 def test_tools_that_nobody_would_see_are_refused(folder: Path) -> None:
@@ -96,7 +96,7 @@ def test_tools_that_nobody_would_see_are_refused(folder: Path) -> None:
             {"tool_choice": {"function": {"name": "go"}}, "tools": [TOOL]},
             "tool_choice names 'go', which is not",
         ),
-        ({"tool_choice": "required", "tools": [TOOL], "regex": "a"}, "and follow another grammar"),
+        ({"tool_choice": "required", "tools": [TOOL], "regex": "a"}, "cannot have another grammar"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "cannot both be true"),
         ({"chat_template_kwargs": {"tools": []}}, r"chat_template_kwargs\.tools is not supported"),
         ({"messages": []}, "messages is empty"),
@@ -161,7 +161,7 @@ def test_a_template_that_changes_the_final_message(folder: Path) -> None:
     stripping = "{{ messages[0].content }}{{ messages[-1].content | trim }}"
     assert prompt(folder, stripping, messages=messages, continue_final_message=True).text == "hia</think>b"
     changing = "{{ messages[0].content }}{{ messages[-1].content.split('</think>')[-1] }}"
-    message = "does not keep the final message"
+    message = "changes the final message"
     refused(folder, changing, message, messages=messages, continue_final_message=True)
 
 
@@ -205,9 +205,10 @@ def test_what_an_answer_begins_with(
     if final is not None:
         fields = {"messages": [USER, {"role": "assistant", "content": final}], "continue_final_message": True}
     options = {"reasoning_parser": parser}
-    assert prompt(folder, LOOP_AND_PROMPT, options, **fields).reading.reasoning is inside
-    assert prompt(folder, LOOP_AND_PROMPT, options, separate_reasoning=False).reading.reasoning is None
-    assert prompt(folder, LOOP_AND_PROMPT, options, stream_reasoning=False).reading.stream_reasoning is False
+    assert prompt(folder, LOOP_AND_PROMPT, options, **fields).answer_format.reasoning is inside
+    assert prompt(folder, LOOP_AND_PROMPT, options, separate_reasoning=False).answer_format.reasoning is None
+    made = prompt(folder, LOOP_AND_PROMPT, options, stream_reasoning=False)
+    assert made.answer_format.stream_reasoning is False
 
 
 THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
@@ -236,13 +237,13 @@ def test_thinking_as_the_template_has_it(
         "reasoning_parser": "glm45" if template in (GLM45, GLM47) else "qwen3",
         "tool_call_parser": "glm47",
     }
-    reading = prompt(folder, template, options, tools=[TOOL], **fields).reading
-    assert (reading.reasoning, reading.opens, reading.call_ends_reasoning) == (inside, opens, True)
-    assert reading.functions == {"look": {"type": "object"}}
+    found = prompt(folder, template, options, tools=[TOOL], **fields).answer_format
+    assert (found.reasoning, found.opens, found.call_ends_reasoning) == (inside, opens, True)
+    assert found.functions == {"look": {"type": "object"}}
     for more in ({"tool_choice": "required"}, {"regex": "a"}):
         made = prompt(folder, template, options, tools=[TOOL], **fields, **more)
         assert made.constraint is not None or "regex" in more
-        assert made.reading.call_ends_reasoning is (made.constraint is None)
+        assert made.answer_format.call_ends_reasoning is (made.constraint is None)
         if "regex" not in more:
             assert ("THOUGHT" in made.constraint.text) is (inside or opens)  # type: ignore[union-attr]
 

@@ -48,8 +48,8 @@ def test_what_cannot_be(filling: Tokenizer, tokenizer: Tokenizer) -> None:
             {"prompt": "x"},
             "suffix is not supported by this model: it has no token <｜fim▁begin｜>",
         ),
-        (filling, {"prompt": [5]}, "suffix goes with a prompt that is text, not token ids"),
-        (filling, {"prompt": "x", "echo": True}, "echo and suffix are given"),
+        (filling, {"prompt": [5]}, "suffix needs a prompt that is text, not token ids"),
+        (filling, {"prompt": "x", "echo": True}, "echo and suffix cannot be combined"),
     ):
         error = post(of, "/v1/completions", suffix="y", **fields)["error"]
         assert (error["param"], error["type"]) == ("suffix", "invalid_request_error")

@@ -168,7 +168,7 @@ def test_what_the_template_does_not_show(name: str, message: dict[str, Any], fie
         ),
         ({"content": [{"type": "text", "text": "a", "say": "b"}]}, "content[0].say", "is not known"),
         ({"name": 5}, "name", "must be a string"),
-        ({"tool_calls": [CALL]}, "tool_calls", "only an assistant makes tool_calls"),
+        ({"tool_calls": [CALL]}, "tool_calls", "only an assistant's message can have tool_calls"),
         ({"tool_call_id": "c"}, "tool_call_id", "is not known; leave it out"),
         ({"reasoning_content": "hm"}, "reasoning_content", "is not known; leave it out"),
         ({"images": ["data:,a"]}, "images", "is not known; leave it out"),
@@ -203,7 +203,7 @@ def test_reasoning_of_an_earlier_answer() -> None:
         "v3", [USER, {"role": "assistant", "content": "<think>hm</think>ho"}]
     )
     param, message = refusal("embedded", [USER, said])
-    assert (param, "knows no reasoning" in message) == ("messages[1].reasoning_content", True)
+    assert (param, "does not support it" in message) == ("messages[1].reasoning_content", True)
 
 
 def test_what_is_shown() -> None:

@@ -15,7 +15,7 @@ from nextn.config import model_folder
 from nextn.constraint import Constraint
 from nextn.grammar.backends import make_backend
 from nextn.grammar.base import Backend, Vocabulary
-from nextn.server.parsers.answer import AnswerParser, Reading
+from nextn.server.parsers.answer import AnswerFormat, AnswerParser
 from nextn.server.parsers.parts import Part
 from nextn.server.parsers.tools import FORMATS
 from nextn.server.prompts.tool_grammar import Thought, call_grammar, strict_grammar
@@ -87,14 +87,14 @@ def test_grammars_of_calls(fits: Fits, parser: str) -> None:
     assert not may("no end", thought="closed")
     assert not may(one, thought="closed")
     blanks = "" if parser.startswith("deepseek") else "\n\n"
-    for reading, said in (
-        (Reading(parser, True, functions=FUNCTIONS), "so"),
-        (Reading(parser, False, opens=True, functions=FUNCTIONS), "\n<think>so"),
+    for answer_format, said in (
+        (AnswerFormat(parser, True, functions=FUNCTIONS), "so"),
+        (AnswerFormat(parser, False, opens=True, functions=FUNCTIONS), "\n<think>so"),
     ):
-        thought = "closed" if reading.reasoning else "whole"
+        thought = "closed" if answer_format.reasoning else "whole"
         text = f"{said}</think>{blanks}{two}"
         assert may(text, thought=thought)  # type: ignore[arg-type]
-        read = AnswerParser(reading)
+        read = AnswerParser(answer_format)
         parts = joined(read.push(text) + read.finish())
         assert parts[0] == Part("reasoning", "so")
         assert called(parts) == [LOOK, GO]

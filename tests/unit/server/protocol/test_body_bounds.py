@@ -87,7 +87,7 @@ def test_ids_of_prompts() -> None:
     for rid in ("r" * 257, ["r" * 257, "s"], "r" * 255):
         request = parse(body(text=["a", "b"], rid=rid), GenerateRequest)
         with pytest.raises(ApiError, match="rid has more than 256 characters"):
-            request.asked(2)
+            request.prompt_params(2)
 
 
 @given(VALUES)

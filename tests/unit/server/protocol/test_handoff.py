@@ -36,10 +36,10 @@ def remotes(mode: str, count: int = 1, **fields: object) -> list[Remote | None]:
 @pytest.mark.parametrize(("kind", "body"), KINDS)
 def test_both_servers_know_the_room(kind: type[HandedOff], body: dict[str, Any]) -> None:
     prefill, decode = (read(mode, kind, body | ONE) for mode in ("prefill", "decode"))
-    assert (prefill.prefills, prefill.remotes(1)) == (True, [Remote(7)])
-    assert (decode.prefills, decode.remotes(1)) == (False, [Remote(7, "p", 9)])
+    assert (prefill.prefill_only, prefill.remotes(1)) == (True, [Remote(7)])
+    assert (decode.prefill_only, decode.remotes(1)) == (False, [Remote(7, "p", 9)])
     plain = read("prefill", kind, body)
-    assert (plain.prefills, plain.remotes(1)) == (False, [None])
+    assert (plain.prefill_only, plain.remotes(1)) == (False, [None])
 
 
 @pytest.mark.parametrize(("kind", "body"), KINDS)
@@ -77,7 +77,7 @@ def test_rooms_are_counted_alike_on_both_sides(room: int, count: int) -> None:
 def test_the_fake_host_hands_nothing_off() -> None:
     for mode in ("prefill", "decode"):
         body = read(mode, GenerateRequest, {"text": "x", **ONE, "bootstrap_host": FAKE_HOST})
-        assert (body.prefills, body.remotes(1)) == (False, [None])
+        assert (body.prefill_only, body.remotes(1)) == (False, [None])
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_fake_host_hands_nothing_off() -> None:
         ({"bootstrap_room": 2**63}, "bootstrap_room is 9223372036854775808"),
         ({"bootstrap_room": True}, "bootstrap_room must be a whole number"),
         ({"bootstrap_room": "7"}, "bootstrap_room must be a whole number"),
-        ({"bootstrap_room": [7, 7]}, "bootstrap_room is a list of 2; the prompts are 1"),
+        ({"bootstrap_room": [7, 7]}, "bootstrap_room is a list of 2; the number of prompts is 1"),
         ({"bootstrap_port": 0}, "bootstrap_port is 0"),
         ({"bootstrap_port": 65536}, "bootstrap_port is 65536"),
         ({"bootstrap_host": 1}, "bootstrap_host must be a string"),
@@ -102,7 +102,7 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], message: str) -> None:
 
 
 def test_prompts_have_rooms_of_their_own() -> None:
-    with pytest.raises(ApiError, match="each prompt has a room of its own"):
+    with pytest.raises(ApiError, match="each prompt needs its own room"):
         remotes("prefill", 2, bootstrap_room=[7, 7])
 
 
@@ -121,7 +121,7 @@ def test_what_vllms_gateways_pass_on(kind: type[HandedOff], body: dict[str, Any]
     prefill = read("prefill", kind, body | {"kv_transfer_params": asked})
     (remote,) = prefill.remotes(1)
     assert remote is not None
-    assert (prefill.prefills, remote.host) == (True, "")
+    assert (prefill.prefill_only, remote.host) == (True, "")
     passed_on = json.loads(json.dumps(prefill.answer_params("e", "10.0.0.1", 8998)))
     assert passed_on["do_remote_prefill"] is True
     assert passed_on["remote_block_ids"] == []
@@ -178,7 +178,7 @@ def test_prompts_whose_log_probabilities_go_out_are_computed_by_the_decode_serve
         assert read(mode, CompletionRequest, body | {"logprobs": None}).remotes(1) != [None]
     asked = {"kv_transfer_params": {"do_remote_decode": True}}
     prefill = read("prefill", CompletionRequest, {"prompt": "x", "echo": True, "logprobs": 2, **asked})
-    assert prefill.prefills
+    assert prefill.prefill_only
     assert prefill.answer_params("e", "h", 1) is None
 
 

@@ -17,9 +17,9 @@ from nextn.server.protocol.errors import ApiError
 from nextn.server.protocol.native import (
     REFUSED_IN_GENERATE,
     REFUSED_SAMPLING,
-    Asked,
     GenerateRequest,
     NativeSampling,
+    PromptParams,
 )
 
 
@@ -27,14 +27,14 @@ def body(**fields: Any) -> GenerateRequest:
     return parse(json.dumps({"text": "x"} | fields).encode(), GenerateRequest)
 
 
-def asked(**fields: Any) -> list[Asked]:
+def asked(**fields: Any) -> list[PromptParams]:
     request = body(**fields)
-    return request.asked(len(request.given()))
+    return request.prompt_params(len(request.prompts()))
 
 
 def params(max_tokens: int = 128, length: int = 10, **fields: Any) -> SamplingParams:
     request = body(**fields)
-    return request.asked(1)[0].params(length, max_tokens, 1, request.speculative, 100)
+    return request.prompt_params(1)[0].params(length, max_tokens, 1, request.speculative, 100)
 
 
 def refusal(error: ApiError) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def refusal(error: ApiError) -> dict[str, Any]:
 
 def test_defaults_are_sglangs() -> None:
     (only,) = asked()
-    assert only == Asked(NativeSampling(), "", False, -1, 0)
+    assert only == PromptParams(NativeSampling(), "", False, -1, 0)
     assert params() == SamplingParams(max_tokens=128, seed=1)
 
 
@@ -82,7 +82,7 @@ def test_null_is_the_default() -> None:
     ],
 )
 def test_prompts(fields: dict[str, Any], prompts: object, batch: bool) -> None:
-    assert body(**fields).given() == prompts
+    assert body(**fields).prompts() == prompts
     assert body(**fields).batch == batch
 
 
@@ -95,8 +95,8 @@ def test_one_value_for_each_prompt() -> None:
         logprob_start_len=[0, -1],
         top_logprobs_num=[3, 0],
     )
-    assert first == Asked(NativeSampling(temperature=0.0), "p", True, 0, 3)
-    assert second == Asked(NativeSampling(top_k=5, stop=["z"]), "q", False, -1, 0)
+    assert first == PromptParams(NativeSampling(temperature=0.0), "p", True, 0, 3)
+    assert second == PromptParams(NativeSampling(top_k=5, stop=["z"]), "q", False, -1, 0)
     both = asked(text=["a", "b"], sampling_params={"top_k": 2}, rid="r", return_logprob=True)
     assert [(each.sampling.top_k, each.rid, each.logprobs) for each in both] == [
         (2, "r_0", True),
@@ -139,10 +139,10 @@ def test_logprobs(fields: dict[str, Any], expected: object) -> None:
         ({"sampling_params": {"top_k": "5"}}, "sampling_params.top_k: Input should be a valid integer"),
         ({"sampling_params": {"custom_params": {"a": 1}}},
          "sampling_params.custom_params is not supported; leave"),
-        ({"sampling_params": [{}, {}]}, "sampling_params is a list of 2; the prompts are 1"),
+        ({"sampling_params": [{}, {}]}, "sampling_params is a list of 2; the number of prompts is 1"),
         ({"text": ["a", "b"], "sampling_params": [{}, {"n": 2}]}, "sampling_params: n must be the same"),
         ({"text": ["a", "b"], "sampling_params": [{}, {"min_p": []}]}, "sampling_params[1].min_p: "),
-        ({"text": ["a", "b"], "return_logprob": [True]}, "return_logprob is a list of 1; the prompts are 2"),
+        ({"text": ["a", "b"], "return_logprob": [True]}, "return_logprob is a list of 1; the number of "),
         ({"return_logprob": 1}, "return_logprob must be a boolean, or a list"),
         ({"top_logprobs_num": True}, "top_logprobs_num must be a whole number"),
         ({"top_logprobs_num": 21}, "top_logprobs_num is 21; it must be between 0 and 20"),
@@ -150,9 +150,9 @@ def test_logprobs(fields: dict[str, Any], expected: object) -> None:
         ({"rid": 5}, "rid must be a string"),
         ({"text": ["a", "b"], "rid": ["c", "c"]}, "rid: the ids must differ"),
         ({"image_data": "x.png"}, "image_data is not supported"),
-        ({"temperature": 0}, "temperature: put it into sampling_params, as sampling_params.temperature"),
-        ({"max_tokens": 5}, "max_tokens: this is for the OpenAI endpoints; it is sampling_params.max_new"),
-        ({"prompt": "a"}, "prompt: this is for /v1/completions; it is text or input_ids here"),
+        ({"temperature": 0}, "temperature: send it as sampling_params.temperature"),
+        ({"max_tokens": 5}, "max_tokens: this is for the OpenAI endpoints; use sampling_params.max_new"),
+        ({"prompt": "a"}, "prompt: this is for /v1/completions; use text or input_ids here"),
         ({"stream": 1}, "stream: Input should be a valid boolean"),
         ({"speculative": True}, "speculative: it must be an object or false"),
     ],
@@ -217,7 +217,7 @@ def test_any_object_is_a_request_or_a_clear_error(
     for data in (fields, fields | {"text": text, "sampling_params": sampling}):
         try:
             request = parse(json.dumps(data).encode(), GenerateRequest)
-            for each in request.asked(len(request.given())):
+            for each in request.prompt_params(len(request.prompts())):
                 msgspec.msgpack.encode(
                     each.params(5, 16, each.sampling.sampling_seed or 0, request.speculative, 100)
                 )

@@ -188,14 +188,14 @@ def test_two_limits() -> None:
 @pytest.mark.parametrize(
     ("make", "fields", "message"),
     [
-        (completion, {"messages": CHAT}, "this is for /v1/chat/completions; it is prompt here"),
-        (completion, {"text": "x"}, "this is for /generate; it is prompt here"),
+        (completion, {"messages": CHAT}, "this is for /v1/chat/completions; use prompt here"),
+        (completion, {"text": "x"}, "this is for /generate; use prompt here"),
         (completion, {"tools": [{}]}, "this is for /v1/chat/completions"),
-        (completion, {"max_new_tokens": 5}, "this is for /generate; it is max_tokens here"),
-        (chat, {"prompt": "x"}, "this is for /v1/completions; it is messages here"),
+        (completion, {"max_new_tokens": 5}, "this is for /generate; use max_tokens here"),
+        (chat, {"prompt": "x"}, "this is for /v1/completions; use messages here"),
         (chat, {"suffix": "x"}, "this is for /v1/completions"),
-        (chat, {"sampling_params": {"n": 2}}, "this is for /generate; its fields stand by themselves here"),
-        (chat, {"sampling_seed": 5}, "this is for /generate; it is seed here"),
+        (chat, {"sampling_params": {"n": 2}}, "this is for /generate; send its fields at the top level here"),
+        (chat, {"sampling_seed": 5}, "this is for /generate; use seed here"),
     ],
 )
 def test_fields_of_other_endpoints(make: Any, fields: dict[str, Any], message: str) -> None:
@@ -359,7 +359,7 @@ def test_any_bytes_are_a_request_or_a_clear_error(body: bytes) -> None:
         ({"best_of": 2, "stream": True}, "best_of cannot be streamed"),
         ({"best_of": 0}, "best_of: Input should be greater"),
         ({"rid": ""}, "rid: "),
-        ({"suffix": "x", "echo": True}, "echo and suffix are given"),
+        ({"suffix": "x", "echo": True}, "echo and suffix cannot be combined"),
         ({"priority": 2**31}, "priority: "),
     ],
 )

@@ -52,7 +52,7 @@ def test_fields(fields: dict[str, Any], constraint: Constraint | None) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"regex": "a", "ebnf": "b"}, "regex and ebnf are given; a text can follow one of them"),
+        ({"regex": "a", "ebnf": "b"}, "regex and ebnf are given; send only one of them"),
         ({"guided_json": {}, "response_format": {"type": "json_object"}}, "guided_json and response_format"),
         ({"response_format": {"type": "xml"}}, "response_format.type must be text, json_object"),
         ({"response_format": "json"}, "response_format.type must be"),

@@ -36,7 +36,7 @@ class _Waiting(NamedTuple):
             return self.request, e
 
 
-class GrammarLine:
+class GrammarQueue:
     """The queue. A group is the choices of one HTTP request. They begin together, so that a grammar that does
     not compile is reported before the answer begins."""
 
