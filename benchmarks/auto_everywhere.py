@@ -108,7 +108,9 @@ def main() -> int:
     add_level_options(parser)
     parser.add_argument("--concurrency", type=positives, default="1,2,4,8,16,32,64", help="requests at once")
     parser.add_argument("--rounds", type=positive, default=40, help="turns of each side (default: 40)")
-    parser.add_argument("--times", type=positive, default=3, help="with new engines each (default: 3)")
+    parser.add_argument(
+        "--times", type=positive, default=3, help="repetitions, with new engines each (default: 3)"
+    )
     args = parser.parse_args()
     places = levels_and_threads(args)
     settings = {"model": args.model_path, "rounds": args.rounds, "times": args.times}

@@ -166,10 +166,17 @@ def main() -> int:
     add_shared_options(parser)
     add_engine_options(parser)
     parser.add_argument("--concurrency", type=positives, default="1,4,16,64", help="requests at once")
-    parser.add_argument("--starts", type=positive, default=10, help="of each side (default: %(default)s)")
-    parser.add_argument("--seconds", type=seconds, default=2.0, help="of each load (default: %(default)s)")
     parser.add_argument(
-        "--prompt-tokens", type=positive, default=16, help="few, so that most of it is decoding (default: 16)"
+        "--starts", type=positive, default=10, help="starts of each side (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=seconds, default=2.0, help="duration of each load (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--prompt-tokens",
+        type=positive,
+        default=16,
+        help="tokens of a prompt; few, so that most time is decoding (default: 16)",
     )
     args = parser.parse_args()
     with ended_like_ctrl_c():

@@ -12,9 +12,14 @@ from nextn.ops.cpu.library import NoLibrary, choose_level, runnable_levels
 
 
 def add_level_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cpu-isa", metavar="LEVEL,...", help="default: every level that this machine runs")
     parser.add_argument(
-        "--threads", type=positives, metavar="N,...", help="default: 1,2, or what there are cores for"
+        "--cpu-isa", metavar="LEVEL,...", help="levels to measure (default: all that this machine supports)"
+    )
+    parser.add_argument(
+        "--threads",
+        type=positives,
+        metavar="N,...",
+        help="thread counts (default: 1,2, or as many as there are cores)",
     )
 
 

@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--model-path", default="nextn-tiny", help="checkpoint folder (default: %(default)s)")
     parser.add_argument("--backends", default="reference,triton", help="default: %(default)s")
     parser.add_argument("--drafts", default="0,2", help="default: %(default)s")
-    parser.add_argument("--requests", default="1,16,64", help="at once (default: %(default)s)")
+    parser.add_argument("--requests", default="1,16,64", help="concurrent requests (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--output", type=Path, help="folder for the result")
     args = parser.parse_args()

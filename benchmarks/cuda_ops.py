@@ -190,10 +190,14 @@ def bandwidth() -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sizes", default="1b,v3", help=f"of {', '.join(SIZES)} (default: %(default)s)")
+    parser.add_argument(
+        "--sizes", default="1b,v3", help=f"sizes, of {', '.join(SIZES)} (default: %(default)s)"
+    )
     parser.add_argument("--requests", default="1,32", help="default: %(default)s")
-    parser.add_argument("--rows", type=int, default=1, help="of each request (default: %(default)s)")
-    parser.add_argument("--context", type=int, default=1024, help="positions (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=1, help="rows of each request (default: %(default)s)")
+    parser.add_argument(
+        "--context", type=int, default=1024, help="positions of each request (default: %(default)s)"
+    )
     parser.add_argument("--output", type=Path, help="folder for the result")
     args = parser.parse_args()
     most, found = bandwidth(), []

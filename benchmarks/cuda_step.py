@@ -96,7 +96,7 @@ def main() -> int:
     parser.add_argument("--model-path", default="nextn-tiny", help="checkpoint folder (default: %(default)s)")
     parser.add_argument("--size", choices=sorted(PRESETS), help="a model of this size with random weights")
     parser.add_argument("--drafts", default="0,3", help="default: %(default)s")
-    parser.add_argument("--requests", default="1,32", help="at once (default: %(default)s)")
+    parser.add_argument("--requests", default="1,32", help="concurrent requests (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="folder for the result")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:

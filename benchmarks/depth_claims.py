@@ -33,10 +33,10 @@ def add_shared_options(parser: argparse.ArgumentParser) -> None:
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--cpu-isa", default="auto", choices=("auto", *CPU_LEVELS), help="of the native kernels"
+        "--cpu-isa", default="auto", choices=("auto", *CPU_LEVELS), help="level of the native kernels"
     )
     parser.add_argument(
-        "--threads", type=positive, help="of each engine (default: the cores it may use)", metavar="N"
+        "--threads", type=positive, help="CPU threads of each engine (default: the usable cores)", metavar="N"
     )
 
 

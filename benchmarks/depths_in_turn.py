@@ -40,7 +40,7 @@ def main() -> int:
     )
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     parser.add_argument(
-        "--times", type=positive, default=1, help="with new engines each (default: %(default)s)"
+        "--times", type=positive, default=1, help="repetitions, with new engines each (default: %(default)s)"
     )
     args = parser.parse_args()
     loads: list[int] = args.concurrency

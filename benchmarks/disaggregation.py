@@ -207,14 +207,18 @@ def main() -> int:
     parser.add_argument("--backend", default="tcp", help="--disaggregation-transfer-backend")
     parser.add_argument("--speculative-num-steps", default="2")
     parser.add_argument("--cpu-isa", default="auto")
-    parser.add_argument("--rounds", type=positive, default=5, help="of each side, after one of warm-up")
-    parser.add_argument("--streams", type=positive, default=4, help="that always run")
-    parser.add_argument("--prompts", type=positive, default=16, help="long ones, of each round")
+    parser.add_argument(
+        "--rounds", type=positive, default=5, help="rounds of each side, after one of warm-up"
+    )
+    parser.add_argument("--streams", type=positive, default=4, help="streams that always run")
+    parser.add_argument("--prompts", type=positive, default=16, help="long prompts of each round")
     parser.add_argument("--input-len", type=positive, default=1024, help="tokens of a long prompt")
     parser.add_argument("--interval", type=float, default=0.5, help="seconds between long prompts")
-    parser.add_argument("--warm-up", type=float, default=1.0, help="seconds of streams before the first one")
+    parser.add_argument(
+        "--warm-up", type=float, default=1.0, help="seconds of streams before the first long prompt"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="where the result is kept")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder for the result")
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:

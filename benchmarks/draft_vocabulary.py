@@ -33,7 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model-path", default=EMBEDDED)
     parser.add_argument("--corpus", type=Path, nargs="+")
-    parser.add_argument("--shares", default="0.125,0.25,0.5", help="of the vocabulary")
+    parser.add_argument("--shares", default="0.125,0.25,0.5", help="shares of the vocabulary")
     parser.add_argument("--drafts", type=int, default=3)
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=5)

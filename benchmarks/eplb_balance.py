@@ -154,11 +154,13 @@ def planning_seconds(rng: np.random.Generator) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, help="folder for the result", metavar="FOLDER")
-    parser.add_argument("--shards", type=positives, default=[4, 8, 16], help="of experts (default: 4,8,16)")
+    parser.add_argument(
+        "--shards", type=positives, default=[4, 8, 16], help="shards of experts (default: 4,8,16)"
+    )
     parser.add_argument("--spare", type=positive, default=8, help="places for replicas (default: 8)")
-    parser.add_argument("--zipf", type=float, default=1.0, help="how uneven experts are (default: 1.0)")
+    parser.add_argument("--zipf", type=float, default=1.0, help="exponent of Zipf's law (default: 1.0)")
     parser.add_argument("--window", type=positive, default=4096, help="rows to plan from (default: 4096)")
-    parser.add_argument("--seeds", type=positive, default=3, help="of who is popular (default: 3)")
+    parser.add_argument("--seeds", type=positive, default=3, help="random orders of popularity (default: 3)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     spares = {shards: -(-args.spare // shards) * shards for shards in args.shards}

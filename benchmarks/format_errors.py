@@ -133,9 +133,9 @@ def main() -> int:
     parser.add_argument("--model-path", default=EMBEDDED)
     parser.add_argument("--prompts", type=int, default=64, help="held-out texts for the perplexity")
     parser.add_argument(
-        "--drafted", type=int, default=24, help="of these, those that are completed with drafts"
+        "--drafted", type=int, default=24, help="number of these texts that are completed with drafts"
     )
-    parser.add_argument("--tokens", type=int, default=64, help="of a completion")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of a completion")
     parser.add_argument("--output", type=Path, help="folder for the result")
     args = parser.parse_args()
     logging.getLogger("nextn").setLevel(logging.ERROR)

@@ -114,18 +114,22 @@ def expected(model_path: str, tokens: int) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=re.split(r"\n\n", __doc__ or "")[0])
-    parser.add_argument("--model-path", default=EMBEDDED, help="whose tokenizer is used")
-    parser.add_argument("--tree", nargs="+", type=named_tree, default=[("", HERE.parent)], help="NAME=PATH")
+    parser.add_argument("--model-path", default=EMBEDDED, help="checkpoint folder with the tokenizer")
+    parser.add_argument(
+        "--tree", nargs="+", type=named_tree, default=[("", HERE.parent)], help="trees, NAME=PATH"
+    )
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 16, 64, 256])
-    parser.add_argument("--tokens", type=int, default=1000, help="of each stream (default: 1000)")
+    parser.add_argument("--tokens", type=int, default=1000, help="tokens of each stream (default: 1000)")
     parser.add_argument("--per-step", type=int, default=1, help="tokens of a stream at each step")
-    parser.add_argument("--lead", nargs="+", type=int, default=[1, 8], help="default: 1 8")
-    parser.add_argument("--step-ms", type=float, default=0.0, help="of each step, at least (default: 0)")
+    parser.add_argument(
+        "--lead", nargs="+", type=int, default=[1, 8], help="steps ahead of clients (default: 1 8)"
+    )
+    parser.add_argument("--step-ms", type=float, default=0.0, help="least duration of a step (default: 0)")
     parser.add_argument("--api", choices=PATHS, default="completions")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vllm", type=Path, metavar="VENV", help="vLLM's virtual environment")
-    parser.add_argument("--server-options", default="", help="of nextn serve, in one word")
-    parser.add_argument("--output-dir", type=Path, help="where the result is kept")
+    parser.add_argument("--server-options", default="", help="options of nextn serve, as one word")
+    parser.add_argument("--output-dir", type=Path, help="folder for the result")
     args = parser.parse_args()
     assert max(args.streams) * args.tokens < CONTEXT * 256
     text = expected(args.model_path, args.tokens)

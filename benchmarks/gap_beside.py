@@ -205,12 +205,12 @@ def measure(url: str, names: Sequence[str], rounds: int, seed: int) -> dict[str,
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model-path", default=EMBEDDED)
-    parser.add_argument("--url", help="of a server that runs and does nothing else; else one is started")
-    parser.add_argument("--server-options", default="", help="of nextn serve, in one word")
+    parser.add_argument("--url", help="a running, idle server (default: one is started)")
+    parser.add_argument("--server-options", default="", help="options of nextn serve, as one word")
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output-dir", type=Path, help="where the result is kept")
+    parser.add_argument("--output-dir", type=Path, help="folder for the result")
     args = parser.parse_args()
     result: dict[str, Any] = {"options": args.server_options, "rounds": args.rounds}
     if args.url:

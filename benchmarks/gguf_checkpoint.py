@@ -239,7 +239,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("source", metavar="DIR", help="checkpoint folder, or nextn-tiny")
     parser.add_argument("out", type=Path, metavar="OUT.gguf", help="file to write; it must not exist")
-    parser.add_argument("--type", choices=TYPES, default="q8_0", help="of the matrices (default: q8_0)")
+    parser.add_argument("--type", choices=TYPES, default="q8_0", help="type of the matrices (default: q8_0)")
     parser.add_argument("--split-tensors", type=int, default=0, metavar="N", help="write parts of N tensors")
     parser.add_argument("--without-nextn", action="store_true", help="leave NextN layers out")
     args = parser.parse_args(argv)

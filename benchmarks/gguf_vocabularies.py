@@ -44,8 +44,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--llama-cpp", type=Path, required=True, metavar="DIR", help="its checkout")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="writes the JSON there, too")
+    parser.add_argument("--llama-cpp", type=Path, required=True, metavar="DIR", help="checkout of llama.cpp")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the JSON to this file")
     args = parser.parse_args()
     found: dict[str, object] = {}
     wrong = 0

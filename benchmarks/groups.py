@@ -114,7 +114,7 @@ def measure(sides: Sequence[Engines], requests: int, rounds: int) -> dict[str, t
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_shared_options(parser)
-    parser.add_argument("--cpu-isa", default="auto", choices=("auto", *CPU_LEVELS), help="of the kernels")
+    parser.add_argument("--cpu-isa", default="auto", choices=("auto", *CPU_LEVELS), help="CPU level")
     parser.add_argument("--concurrency", type=positives, default="8,32", help="requests at once")
     parser.add_argument("--rounds", type=positive, default=16, help="turns of each side (default: 16)")
     parser.add_argument("--groups", type=positive, default=2, help="groups, and threads of the other side")

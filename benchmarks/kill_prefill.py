@@ -169,12 +169,12 @@ def main() -> int:
     parser.add_argument("--model-path", default=EMBEDDED)
     parser.add_argument("--clients", type=positive, default=256)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--prefill", type=positive, default=2, help="servers")
-    parser.add_argument("--every", type=float, default=4.0, help="seconds between kills, at most")
+    parser.add_argument("--prefill", type=positive, default=2, help="prefill servers")
+    parser.add_argument("--every", type=float, default=4.0, help="maximum seconds between kills")
     parser.add_argument("--max-tokens", type=positive, default=24)
     parser.add_argument("--timeout", type=float, default=2.0, help="--disaggregation-timeout")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="where the result is kept")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder for the result")
     args = parser.parse_args()
     options = ["--model-path", args.model_path, "--threads", "1", "--log-level", "error"]
     options += ["--disaggregation-timeout", str(args.timeout), "--max-engine-restarts", "1000"]

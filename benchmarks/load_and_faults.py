@@ -36,11 +36,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model-path", default=EMBEDDED)
     parser.add_argument("--scenario", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each scenario (default: 60)")
-    parser.add_argument("--soak", type=float, default=600.0, help="seconds of the last one (default: 600)")
-    parser.add_argument("--clients", type=int, default=256, help="at once (default: 256)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of each scenario (default: 60)")
+    parser.add_argument("--soak", type=float, default=600.0, help="seconds of the soak (default: 600)")
+    parser.add_argument("--clients", type=int, default=256, help="concurrent clients (default: 256)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output-dir", type=Path, help="where the result is kept")
+    parser.add_argument("--output-dir", type=Path, help="folder for the result")
     args = parser.parse_args()
     common = ["--model-path", args.model_path, "--max-queued-requests", "2000"]
     results: dict[str, object] = {}

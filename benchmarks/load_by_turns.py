@@ -106,8 +106,12 @@ def main() -> int:
     add_shared_options(parser)
     add_engine_options(parser)
     parser.add_argument("--many", type=positive, default=64, help="requests at once (default: %(default)s)")
-    parser.add_argument("--seconds", type=seconds, default=3.0, help="of each load (default: %(default)s)")
-    parser.add_argument("--times", type=positive, default=10, help="of both loads (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=seconds, default=3.0, help="duration of a load (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--times", type=positive, default=10, help="turns of both loads (default: %(default)s)"
+    )
     args = parser.parse_args()
     if args.many < 2:
         parser.error("--many: it must be at least 2")

@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("--drafts", type=int, nargs="+", default=[0, 2])
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--output", type=Path, help="where the result is kept")
+    parser.add_argument("--output", type=Path, help="folder for the result")
     args = parser.parse_args()
     found = []
     for drafts in args.drafts:

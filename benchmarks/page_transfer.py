@@ -238,8 +238,10 @@ def measure(
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, help="folder for the result", metavar="FOLDER")
-    parser.add_argument("--tokens", type=positive, default=16384, help="of the prompt (default: 16384)")
-    parser.add_argument("--turns", type=positive, default=7, help="of each way (default: 7)")
+    parser.add_argument(
+        "--tokens", type=positive, default=16384, help="tokens of the prompt (default: 16384)"
+    )
+    parser.add_argument("--turns", type=positive, default=7, help="turns of each way (default: 7)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     spawn, routes = multiprocessing.get_context("spawn"), dict[int, int]()

@@ -50,7 +50,7 @@ THEMES: dict[str, tuple[list[str], list[str]]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("themes", nargs="*", metavar="THEME", help=f"of {', '.join(THEMES)}; default: all")
+    parser.add_argument("themes", nargs="*", metavar="THEME", help=f"{', '.join(THEMES)} (default: all)")
     args = parser.parse_args()
     unknown = set(args.themes) - set(THEMES)
     if unknown:

@@ -85,21 +85,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_shared_options(parser)
     for name, default, what in (
-        ("--replicas", 2, "of each server"),
-        ("--groups", 16, "of prompts that begin alike"),
-        ("--prompts-per-group", 6, ""),
-        ("--system-tokens", 384, "shared by a group"),
-        ("--question-tokens", 32, "further ones of each prompt"),
-        ("--output-tokens", 32, "of each text"),
+        ("--replicas", 2, "replicas of each server"),
+        ("--groups", 16, "groups of prompts with the same beginning"),
+        ("--prompts-per-group", 6, "prompts of each group"),
+        ("--system-tokens", 384, "tokens that a group shares"),
+        ("--question-tokens", 32, "further tokens of each prompt"),
+        ("--output-tokens", 32, "tokens of each text"),
         ("--concurrency", 16, "requests in flight"),
-        ("--kv-cache-tokens", 6144, "of each replica: room for some of the groups"),
-        ("--rounds", 6, "of each server; an even number"),
+        ("--kv-cache-tokens", 6144, "slots of each replica: room for some of the groups"),
+        ("--rounds", 6, "rounds of each server; an even number"),
         ("--num-steps", 2, "drafts per step"),
     ):
         parser.add_argument(
             name, type=positive, default=default, help=f"{what} (default: %(default)s)".strip()
         )
-    parser.add_argument("--server-options", default="", help="of nextn serve, in one word")
+    parser.add_argument("--server-options", default="", help="options of nextn serve, as one word")
     args = parser.parse_args()
     if args.rounds % 2:
         parser.error(f"--rounds {args.rounds}: it must be even, as each server is the first in every other")

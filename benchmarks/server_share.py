@@ -154,14 +154,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=re.split(r"\n\n", __doc__ or "")[0])
     parser.add_argument("--model-path", default=EMBEDDED)
     parser.add_argument(
-        "--tree", nargs="+", type=named_tree, default=[("", Path(__file__).parents[1])], help="NAME=PATH"
+        "--tree",
+        nargs="+",
+        type=named_tree,
+        default=[("", Path(__file__).parents[1])],
+        help="trees, NAME=PATH",
     )
-    parser.add_argument("--requests", nargs="+", type=int, default=[16], help="at once")
+    parser.add_argument("--requests", nargs="+", type=int, default=[16], help="concurrent requests")
     parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=128, help="of each answer (default: 128)")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer (default: 128)")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--server-options", default="--speculative-num-steps 0", help="of the engine too")
-    parser.add_argument("--output-dir", type=Path, help="where the result is kept")
+    parser.add_argument("--server-options", default="--speculative-num-steps 0", help="also for the engine")
+    parser.add_argument("--output-dir", type=Path, help="folder for the result")
     args = parser.parse_args()
     tokenizer = Tokenizer.from_folder(model_folder(args.model_path))
     prompts = [tokenizer.encode(text) for text in heldout_prompts(args.prompts)]

@@ -30,7 +30,9 @@ def add_options(
     parser.add_argument("--before", type=Path, help="another source tree", metavar="FOLDER")
     parser.add_argument("--requests", type=numbers, default=[*requests])
     parser.add_argument("--num-steps", type=numbers, default=[*num_steps], help="drafts of a request")
-    parser.add_argument("--steps", type=positive, default=100, help="of an engine (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=positive, default=100, help="steps of an engine (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=positive, default=rounds, help="engines (default: %(default)s)")
 
 

@@ -48,7 +48,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--verify-modes", type=Path, required=True)
     parser.add_argument(
-        "--compare", type=Path, help="without it no picture of the ratio over the load is made"
+        "--compare",
+        type=Path,
+        help="result for the picture of the ratio over the load; without it there is none",
     )
     parser.add_argument("--output", type=Path, default=Path("docs/pictures"))
     args = parser.parse_args()

@@ -62,9 +62,9 @@ class Step:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--trace", type=Path, help="draw this; without it, a server is profiled")
-    parser.add_argument("--picture", type=Path, required=True, help="the PNG; results have its name, too")
-    parser.add_argument("--title", default="two steps", help="the picture's")
+    parser.add_argument("--trace", type=Path, help="trace to draw (default: profile a server)")
+    parser.add_argument("--picture", type=Path, required=True, help="PNG file; results get its name, too")
+    parser.add_argument("--title", default="two steps", help="title of the picture")
     parser.add_argument("--keep", type=Path, help="folder that keeps the trace")
     parser.add_argument("--output", type=Path, help="folder that keeps the result")
     parser.add_argument("server_options", nargs="*", metavar="-- OPTION", help="options of nextn serve")

@@ -101,12 +101,12 @@ def main() -> int:
     parser.add_argument("before", type=Path, help="the other source tree, with its kernels built")
     add_shared_options(parser)
     add_engine_options(parser)
-    parser.add_argument("--rows", type=positives, default="1,3,16,64,512", help="of a step")
+    parser.add_argument("--rows", type=positives, default="1,3,16,64,512", help="rows of a step")
     parser.add_argument(
         "--rounds", type=positive, default=30, help="turns of each tree (default: %(default)s)"
     )
     parser.add_argument(
-        "--times", type=positive, default=3, help="with new engines each (default: %(default)s)"
+        "--times", type=positive, default=3, help="repetitions, with new engines each (default: %(default)s)"
     )
     args = parser.parse_args()
     threads = args.threads or usable_cores()

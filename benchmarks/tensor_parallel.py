@@ -34,7 +34,7 @@ ROW = 8192  # bytes, from each rank to the other
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_shared_options(parser)
-    parser.add_argument("--cpu-isa", default="auto", choices=("auto", *CPU_LEVELS), help="of the kernels")
+    parser.add_argument("--cpu-isa", default="auto", choices=("auto", *CPU_LEVELS), help="CPU level")
     parser.add_argument("--concurrency", type=positives, default="1,8,32", help="requests at once")
     parser.add_argument("--rounds", type=positive, default=12, help="turns of each side (default: 12)")
     parser.add_argument("--size", type=positive, default=2, help="ranks, and threads of the other side")

@@ -126,7 +126,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_shared_options(parser)
     parser.add_argument("--rounds", type=positive, default=12, help="turns of each way (default: 12)")
-    parser.add_argument("--share", type=float, default=0.3, help="of the time that ranks wait (default: 0.3)")
+    parser.add_argument(
+        "--share", type=float, default=0.3, help="share of time that ranks wait (default: 0.3)"
+    )
     args = parser.parse_args()
     config = ServerConfig(
         model_path=args.model_path, threads=1, tp_size=GROUPS, dp_size=GROUPS, enable_dp_attention=True,

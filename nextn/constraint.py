@@ -189,7 +189,7 @@ class GrammarCursor:
         return self._why() if after.dead else None
 
     def _why(self) -> str:
-        return self.grammar.failure or "the grammar has no way to go on from here"
+        return self.grammar.failure or "the grammar allows no further token"
 
     def prune(self, draft: Draft) -> Draft:
         """The draft without nodes that the grammar does not allow, and without their descendants."""

@@ -49,17 +49,17 @@ REWRITTEN: dict[str, tuple[str, ...]] = {
 }
 
 # With --device cuda, options with this reason are refused.
-GRAPHS = "a CPU has no CUDA graphs; on a GPU there are all of them, or none with --disable-cuda-graph"
+GRAPHS = "a CPU has no CUDA graphs; on a GPU, only --disable-cuda-graph switches them off"
 # Options without effect, with any value. They are noted in one line of the log.
 NOTHING = {
     GRAPHS: ("--disable-decode-cuda-graph --disable-prefill-cuda-graph --disable-piecewise-cuda-graph"),
     "no code of a checkpoint is ever run": "--trust-remote-code",
     "requests are logged only with --log-requests": "--disable-log-requests --no-enable-log-requests",
-    "nothing logs accesses": (
+    "there is no access log": (
         "--disable-uvicorn-access-log --uvicorn-log-level= --log-level-http= "
         "--disable-access-log-for-endpoints= --uvicorn-access-log-exclude-prefixes=*"
     ),
-    "a GPU's CUDA graphs are captured at start or as the load needs them, a CPU has none": (
+    "a GPU's CUDA graphs are captured at start or when the load needs them; a CPU has none": (
         "--cuda-graph-*= --cuda-graph-bs=* --cuda-graph-bs-decode=* --cuda-graph-bs-prefill=* "
         "--context-bucket=* --cudagraph-capture-sizes=* --max-cudagraph-capture-size= "
         "--max-seq-len-to-capture= --disable-cuda-graph-padding --enable-cudagraph-gc --enable-graph* "
@@ -78,13 +78,13 @@ NOTHING = {
         "--max-parallel-loading-workers= --enforce-disable-flashinfer-allreduce-fusion "
         "--disable-attn-tp-gather"
     ),
-    "each side finds out the other's sizes": (
+    "each server learns the other's sizes when they connect": (
         "--disaggregation-decode-tp= --disaggregation-decode-dp= --disaggregation-prefill-pp="
     ),
-    "--disaggregation-transfer-backend says how pages travel": "--disaggregation-ib-device=",
+    "--disaggregation-transfer-backend selects how pages are transferred": "--disaggregation-ib-device=",
     "pages that arrive are always checked": "--disaggregation-enable-kv-checksum",
     "a decode server has a prefix cache without it": "--disaggregation-decode-enable-radix-cache",
-    "pages are fetched when there is room for the whole request, and nothing polls": (
+    "pages are fetched when there is room for the whole request, without polling": (
         "--num-reserved-decode-tokens= --disaggregation-decode-polling-interval="
     ),
     "--instance-role says which part of requests this server computes; without it, all": "--enable-disagg-pd",
@@ -102,10 +102,10 @@ NOTHING = {
         "--safetensors-load-strategy= --safetensors-prefetch-num-threads= --safetensors-prefetch-block-size= "
         "--startup-weight-load-mode= --pt-load-map-location="
     ),
-    "texts are all that nextn serves": "--language-model-only --skip-mm-profiling",
+    "nextn serves only texts": "--language-model-only --skip-mm-profiling",
     "retracted requests are computed again": "--swap-space= --retraction-policy=",
-    "there are no such caches on disk": "--disable-outlines-disk-cache",
-    "nextn has no other way": (
+    "nextn has no grammar cache on disk": "--disable-outlines-disk-cache",
+    "nextn has no such feature or choice": (
         "--disable-cascade-attn --disable-fast-image-processor --disable-chunked-prefix-cache "
         "--disable-hybrid-kv-cache-manager --disable-hybrid-swa-memory --disable-shared-experts-fusion "
         "--disable-flashinfer-autotune --disable-sliding-window --disable-tokenizer-batch-decode "
@@ -116,7 +116,7 @@ NOTHING = {
 }
 
 NO_OTHER_WAY = (
-    "nextn runs ranks (--tp-size, --nnodes), replicas (--dp-size) and shards of experts (--ep-size), no more"
+    "nextn runs ranks (--tp-size, --nnodes), replicas (--dp-size) and shards of experts (--ep-size) only"
 )
 # (options, values without effect, reason). Any other value is refused. The reason says why, or what to use
 # instead.
@@ -145,7 +145,7 @@ ONLY: tuple[tuple[str, str, str], ...] = (
     (
         "--schedule-policy --scheduling-policy --priority-strategy",
         "fcfs lpm",
-        "waiting requests go in order of arrival, or by priority: see --enable-priority-scheduling",
+        "waiting requests are served in order of arrival, or by priority: see --enable-priority-scheduling",
     ),
     ("--attention-backend", "auto", "--kernel-backend chooses the kernels"),
     ("--kv-cache-dtype", "auto", "the KV cache has the type of --dtype"),
@@ -153,21 +153,21 @@ ONLY: tuple[tuple[str, str, str], ...] = (
         "--num-continuous-decode-steps --num-scheduler-steps --stream-interval --prefill-schedule-interval "
         "--scheduler-recv-interval",
         "1",
-        "every step is planned, and streamed, alone",
+        "each step is planned and streamed separately",
     ),
-    ("--runner --task", "auto generate", "nextn generates text and does nothing else"),
-    ("--generation-config", "vllm", "requests that name no sampling parameters get the API's defaults"),
-    ("--sampling-defaults", "openai", "requests that name no sampling parameters get the API's defaults"),
-    ("--chat-template-content-format", "auto string", "the chat template gets texts"),
+    ("--runner --task", "auto generate", "nextn only generates text"),
+    ("--generation-config", "vllm", "requests without sampling parameters get the API's defaults"),
+    ("--sampling-defaults", "openai", "requests without sampling parameters get the API's defaults"),
+    ("--chat-template-content-format", "auto string", "the chat template gets messages as text"),
     ("--response-role", "assistant", "answers have the role assistant"),
     ("--log-requests-format", "text", "--log-format sets the form of all lines"),
     ("--beam-width", "0 1", "there is no beam search"),
-    ("--radix-eviction-policy", "lru", "the prefix cache forgets what was used longest ago"),
+    ("--radix-eviction-policy", "lru", "the prefix cache evicts the least recently used pages"),
     ("--max-tokens-per-chunk-for-prefill", "-1", "--chunked-prefill-size limits a step"),
     (
         "--no-enable-chunked-prefill --disable-chunked-prefill",
         "",
-        "prompts are always chunked; a --chunked-prefill-size as long as the longest keeps it whole",
+        "prompts are always chunked; set --chunked-prefill-size to the longest prompt for one chunk",
     ),
     ("--max-logprobs", "20", "a request gets at most 20 log-probabilities of a token"),
     ("--schedule-conservativeness", "1.0 1", "nextn reserves pages as requests need them"),
@@ -183,16 +183,16 @@ REFUSED = {
         "--asr-* --vae-* --ec-* --cfg-size --use-audio-in-video --limit-image-* --max-encoder-* "
         "--language-only --*-to-encoder --enable-precise-* --enable-encoder-* --disable-chunked-mm-input"
     ),
-    "KV pages travel over TCP, shared memory or NIXL (--disaggregation-transfer-backend)": (
+    "KV pages are transferred over TCP, shared memory or NIXL (--disaggregation-transfer-backend)": (
         "--kv-cache-transfer-* --kv-push-* --kv-transfer-*"
     ),
-    "--disaggregation-bootstrap-port is where decode servers ask a prefill server": "--disagg-pd-port",
-    "gateways know the servers, which register nowhere": (
+    "decode servers ask a prefill server at its --disaggregation-bootstrap-port": "--disagg-pd-port",
+    "the gateway is configured with the servers; they do not register": (
         "--enable-service-routing --etcd-* --rpc-* --heart-beat-* --max-reconnect-count "
         "--health-check-interval-ms"
     ),
     "prompts share steps with decoding requests": "--pdmux-* --enable-pdmux --sm-group-num",
-    "a server's part in requests does not change": "--enable-pd-role-switch --enable-pd-ooc",
+    "a server's --disaggregation-mode does not change": "--enable-pd-role-switch --enable-pd-ooc",
     "docs/disaggregation.md says how prompts and answers are computed on two servers": (
         "--disaggregation-* --enable-pd* --optimistic-prefill-attempts --decoupled-spec-*"
     ),
@@ -214,7 +214,7 @@ REFUSED = {
         "--disable-flashinfer-cutlass-moe-fp4-allgather --phy-page-granularity-size"
     ),
     "start nextn under numactl": "--numa-*",
-    "weights and KV cache lie in one memory; see --kv-cache-tokens": (
+    "weights and KV cache are in the device's memory only; see --kv-cache-tokens": (
         "--cpu-offload-* --offload-* --hicache-* --*hierarchical* --enable-hicache --kv-offloading-* "
         "--*lmcache* --*flexkv* --*hisparse* --kt-* --ple-* --radix-* --*-unified-* --unified-* --*linker* "
         "--store-* --host-blocks-factor --*kvcache-store --*paged-experts* --enable-session-* "
@@ -249,7 +249,7 @@ REFUSED = {
         "--additional-config --enable-opt-validate-probs --enforce-shared-experts-fusion "
         "--prefill-kv-cache-dequant-dtype"
     ),
-    "nextn speaks plain HTTP/1.1; a proxy in front does the rest": (
+    "nextn serves plain HTTP/1.1; use a proxy in front for more": (
         "--ssl-* --*ssl-refresh --*http2* --root-path --fastapi-root-path --allow-credentials --allowed-* "
         "--middleware --uds --*reuseport --h11-* --*grpc* --smg-* --sidecar* --*fastapi-docs --*offline-docs "
         "--admin-api-key"
@@ -258,7 +258,7 @@ REFUSED = {
         "--revision --*-revision --download-dir --hf-token --hf-config-path --remote-instance-* "
         "--modelexpress-* --ignore-patterns"
     ),
-    "the checkpoint is read as it lies in --model-path": (
+    "the checkpoint is read from --model-path without changes": (
         "--hf-overrides --json-model-* --model-impl --model-loader-* --config-format --model-config-* "
         "--model-class-* --decrypted-* --custom-weight-* --delete-ckpt-* --model-checksum --weight-* "
         "--checkpoint-* --engine-info-* --speculative-draft-load-format"
@@ -275,7 +275,7 @@ REFUSED = {
         "--structured-outputs-config --guided-* --constrained-json-* --reasoning-config --*strict-thinking "
         "--logits-processor* --*logit-processor --tool-strict-level --*thinking-cache"
     ),
-    "a chat template is all that nextn takes; requests may send chat_template_kwargs": (
+    "only --chat-template is supported; requests may send chat_template_kwargs": (
         "--completion-template --trust-request-* --hf-chat-* --default-chat-template-kwargs --tool-server "
         "--*-plugin --cohere-* --anthropic-* --exclude-tools-* --enable-response-store --file-storage-path"
     ),

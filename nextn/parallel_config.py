@@ -150,7 +150,7 @@ class ParallelConfig(Options):
         need(
             self.world_size % self.nnodes == 0,
             "nnodes",
-            f"--tp-size {self.world_size} must be a multiple of it, for every machine has equally many ranks",
+            f"--tp-size {self.world_size} must be a multiple of it: all machines have equally many ranks",
         )
         need(
             0 <= self.node_rank < self.nnodes,
@@ -165,7 +165,7 @@ class ParallelConfig(Options):
                 "Ray starts the ranks of --tp-size, which is 1; raise it, or leave one of them out",
             )
             need(self.nnodes == 1, "nnodes", "Ray chooses the nodes; leave it out")
-            need(self.dist_init_addr is None, "dist_init_addr", "Ray's ranks find each other; leave it out")
+            need(self.dist_init_addr is None, "dist_init_addr", "Ray connects the ranks; leave it out")
         if self.dist_init_addr is not None:
             parsed_address(self.dist_init_addr)
         elif self.nnodes > 1:
@@ -185,8 +185,8 @@ class ParallelConfig(Options):
         need(
             self.ep_size == 1 or self.distributed_executor_backend == "mp",
             "distributed_executor_backend",
-            f"--ep-size {self.ep_size}: ranks that Ray places have not been tried with shared experts; leave "
-            "out one of them, or give --nnodes",
+            f"--ep-size {self.ep_size}: Ray has not been tested with shards of experts; leave out "
+            "one of them, or use --nnodes in place of Ray",
         )
         need(self.ep_num_redundant_experts >= 0, "ep_num_redundant_experts", "it must be 0 or more")
         for name, default in (
@@ -197,7 +197,7 @@ class ParallelConfig(Options):
             need(
                 self.ep_size > 1 or getattr(self, name) == default,
                 name,
-                "experts are in shards only with --ep-size above 1; raise --ep-size, or leave this out",
+                "it needs --ep-size above 1; raise --ep-size, or leave this out",
             )
         need(
             self.eplb_rebalance_num_iterations >= 1, "eplb_rebalance_num_iterations", "it must be at least 1"

@@ -68,7 +68,7 @@ def _threshold(field: str) -> Rule:
     return Rule(
         field,
         lambda _, asked: getattr(asked, field) not in (None, 1.0) and asked.verify != "typical",
-        lambda _, asked: f"verify {asked.verify!r} has no threshold; it needs typical",
+        lambda _, asked: f"it applies to verify 'typical' only, and verify is {asked.verify!r}",
     )
 
 
@@ -85,22 +85,22 @@ RULES = (
         "verify",
         lambda engine, asked: asked.verify in CHAINS_ONLY and engine.ngrams,
         lambda engine, _: (
-            f"it weighs the drafter's probabilities, and --speculative-algorithm "
-            f"{engine.algorithm} drafts without any; choose exact or typical"
+            f"it needs the drafter's probabilities, and --speculative-algorithm "
+            f"{engine.algorithm} has none; choose exact or typical"
         ),
     ),
     Rule(
         "verify",
         lambda engine, asked: asked.verify in CHAINS_ONLY and engine.shape.topk > 1,
         lambda engine, _: (
-            f"it verifies chains, not the trees of --speculative-eagle-topk "
+            f"it verifies chains only, not the trees of --speculative-eagle-topk "
             f"{engine.shape.topk}; choose exact or typical"
         ),
     ),
     Rule(
         "verify",
         lambda engine, asked: asked.verify not in (None, "exact") and engine.simulated is not None,
-        lambda *_: "with --speculative-simulate-accept-length drafts are accepted by lot; leave it out",
+        lambda *_: "with --speculative-simulate-accept-length, acceptance is simulated; leave it out",
     ),
     _threshold("accept_threshold_single"),
     _threshold("accept_threshold_acc"),

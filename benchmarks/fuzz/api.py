@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--max-examples", default="100", help="of an operation (default: 100)")
     parser.add_argument("--phases", default="coverage,fuzzing,stateful")
     parser.add_argument("--seed", default="0")
-    parser.add_argument("--output-dir", type=Path, help="where the result is kept")
+    parser.add_argument("--output-dir", type=Path, help="folder for the result")
     args = parser.parse_args()
     command = args.schemathesis or shutil.which("schemathesis") or shutil.which(".fuzz/bin/schemathesis")
     if command is None:

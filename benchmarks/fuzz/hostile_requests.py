@@ -146,7 +146,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for an answer (default: 60)")
     parser.add_argument("--keep", type=Path, help="folder for requests that were found")
-    parser.add_argument("--output-dir", type=Path, help="where the result is kept")
+    parser.add_argument("--output-dir", type=Path, help="folder for the result")
     args = parser.parse_args()
     fuzz = Fuzz(args.seed, args.limit, args.keep)
     numbers = itertools.count(args.first)

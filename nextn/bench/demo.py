@@ -94,7 +94,7 @@ def run_demo(settings: Settings) -> int:
             results = uvloop.run(Demo(settings, servers, progress).run())
     files = write_report(results, out)
     print_results(results, console(sys.stdout))
-    print("the prefix cache was off in both servers, so that every round did all of its work")
+    print("the prefix cache was off in both servers, so that every round computed all of its prompts")
     print(f"written: {', '.join(map(str, files))}")
     commands = next_commands(settings.model_path, results.model, os.environ, settings.questions)
     print("\nGo on with:", *commands, sep="\n  ")

@@ -41,7 +41,7 @@ def shard_load_maps(title: str, maps: dict[str, NDArray[Any]], palette: Palette 
     all_axes[0].set_ylabel("layer", color=palette.text)
     more = "max" if highest > DARKEST[1] else "neither"
     bar = figure.colorbar(image, ax=list(all_axes), extend=more, fraction=0.03, pad=0.01, aspect=30)
-    bar.set_label("load over the layer's mean", color=palette.text)
+    bar.set_label("load relative to the layer's mean", color=palette.text)
     bar.ax.tick_params(colors=palette.text, length=0)
     bar.outline.set_visible(False)
     return png(figure)

@@ -49,7 +49,7 @@ def distributions(axes: Axes, replies: list[Reply]) -> None:
         axes.set_xscale("log")
         axes.legend(frameon=False, loc="upper left")
     axes.set_xlabel("latency, ms")
-    axes.set_ylabel("share at most so long")
+    axes.set_ylabel("share of requests")
     axes.set_ylim(0, 1.02)
 
 

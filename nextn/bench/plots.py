@@ -53,7 +53,7 @@ def latency_against_throughput(title: str, points: Sequence[Point], palette: Pal
     axes.set_ylim(bottom=0)
     dress(axes, palette)
     axes.legend(
-        frameon=False, labelcolor=palette.text, loc="upper left", title="numbers: requests at once",
+        frameon=False, labelcolor=palette.text, loc="upper left", title="numbers: concurrent requests",
         title_fontproperties={"size": 9}, alignment="left",
     ).get_title().set_color(palette.text)  # fmt: skip
     return png(figure)

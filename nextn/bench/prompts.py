@@ -40,5 +40,5 @@ def asked_questions(count: int, model_path: str) -> list[str]:
 
 def _first(count: int, prompts: list[str], what: str) -> list[str]:
     if count > len(prompts):
-        raise ValueError(f"{count} prompts asked for; there are {len(prompts)} {what}")
+        raise ValueError(f"{count} prompts were requested; there are only {len(prompts)} {what}")
     return prompts[:count]

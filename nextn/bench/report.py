@@ -24,7 +24,7 @@ def heading(results: Results) -> list[str]:
     engine, machine = results.engine, results.machine
     drafts = "1 draft" if results.num_steps == 1 else f"{results.num_steps} drafts"
     if results.num_steps == "auto":
-        drafts = "as many drafts as pay"
+        drafts = "automatic draft depth"
     most = "at most " if results.questions else ""
     threads = "1 thread" if engine["threads"] == 1 else f"{engine['threads']} threads"
     return [

@@ -144,9 +144,7 @@ async def warm_up(settings: Settings, target: Target, samples: Sequence[Sample])
 def body(settings: Settings, api: Api, target: Target, sample: Sample) -> dict[str, Any]:
     made = api.body(target.model, sample.prompt, sample.output_len, settings.ignore_eos)
     if "model" in made and target.model is None:
-        raise BenchError(
-            f"{target.url}/v1/models names no model; is a server there? Else give --served-model-name"
-        )
+        raise BenchError(f"{target.url}/v1/models lists no model; check the URL, or give --served-model-name")
     return made | (settings.extra_request_body or {})
 
 

@@ -37,7 +37,7 @@ def stages_by_side(title: str, bars: Sequence[Bar], palette: Palette = LIGHT) ->
     axes.set_yticks(places, [f"{bar.side}, {bar.concurrency} at once" for bar in bars])
     axes.invert_yaxis()
     axes.set_title(title, loc="left", fontsize=12, color=palette.text, pad=12)
-    axes.set_xlabel("milliseconds of a mean request", color=palette.text)
+    axes.set_xlabel("mean time per request, ms", color=palette.text)
     dress(axes, palette)
     axes.legend(frameon=False, labelcolor=palette.text, loc="best", fontsize=9)
     return png(figure)

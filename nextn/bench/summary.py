@@ -87,7 +87,7 @@ def verdict(results: Results) -> Iterator[str]:
         longest = max(
             found.seconds for p in slow for side in (p.without, p.with_mtp) for found in side.rounds
         )
-        yield f"(a round took at most {longest:.1f} s here; ratios of so short loads vary by several percent)"
+        yield f"(a round took at most {longest:.1f} s; ratios of loads this short vary by several percent)"
     if texts.differences:
         yield str(texts.differences[0])
 
@@ -96,16 +96,16 @@ def slower(point: Point) -> str:
     """Says why a load had fewer tokens/s with MTP."""
     before, after = point.without, point.with_mtp
     if point.auto is not None and not point.auto.drafting:
-        return "both servers decode without drafts at this load, but for trials"
+        return "both servers decode without drafts at this load, except in trials"
     if after.mean_tpot_ms < before.mean_tpot_ms:
         tpot = f"TPOT {before.mean_tpot_ms:.1f} -> {after.mean_tpot_ms:.1f} ms"
         ttft = f"TTFT {before.mean_ttft_ms:.0f} -> {after.mean_ttft_ms:.0f} ms"
         if after.mean_ttft_ms > before.mean_ttft_ms:
             return f"decoding is faster ({tpot}), prompts are slower ({ttft})"
-        return f"neither decoding ({tpot}) nor prompts ({ttft}) took longer: less ran at once"
+        return f"neither decoding ({tpot}) nor prompts ({ttft}) took longer: fewer requests ran at once"
     length = point.spec.accept_length
     cost = length * after.mean_tpot_ms / (before.mean_tpot_ms or 1e-9)
-    fixed = "" if point.auto is not None else "; --speculative-num-steps auto drafts only where it pays"
+    fixed = "" if point.auto is not None else "; --speculative-num-steps auto drafts only when that is faster"
     return f"a step with drafts made {length:.2f} tokens and took {cost:.2f} times as long{fixed}"
 
 

@@ -29,7 +29,7 @@ class Difference:
         at = self.position
         begin, end = max(0, at - AROUND), at + AROUND
         return (
-            f"prompt {self.prompt} has two texts; they part at character {at}:\n"
+            f"prompt {self.prompt} has two texts; they differ from character {at} on:\n"
             f"  {self.first_where}: ...{self.first[begin:at]!r} | {self.first[at:end]!r}\n"
             f"  {self.other_where}: ...{self.other[begin:at]!r} | {self.other[at:end]!r}"
         )

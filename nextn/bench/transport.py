@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
             elif error is not None:
                 self._error = httpx.ReadError(str(error))
             else:
-                self._error = httpx.RemoteProtocolError("the server closed the connection amid its answer")
+                self._error = httpx.RemoteProtocolError("the server closed the connection during its answer")
         self._wake()
 
     def _wake(self) -> None:

@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nnodes", type=int, default=1, help="machines (default: 1)")
     parser.add_argument(
         "--groups", type=int, default=1,
-        help="the router's groups of experts (`n_group`); if they are a multiple of the machines, no group "
-        "is in two (default: 1)",
+        help="number of the router's groups of experts (`n_group`); if it is a multiple of --nnodes, each "
+        "group stays on one machine (default: 1)",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, help="JSON file to write the placement to")
     parser.add_argument("--plot", type=Path, help="PNG file to draw the shards' loads in, before and after")

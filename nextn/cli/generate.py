@@ -19,9 +19,7 @@ HELP = "complete prompts in-process and print the text"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "prompt", nargs="+", help="the prompts, not the model; - reads one from standard input"
-    )
+    parser.add_argument("prompt", nargs="+", help="prompts (not the model); - reads one from standard input")
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument(
         "--max-tokens", type=int, default=128, help="maximum tokens to generate (default: 128)"

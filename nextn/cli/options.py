@@ -146,7 +146,9 @@ class Store(argparse.Action):
         spelled = vars(namespace).setdefault("spelled", {})
         name, before = spelled.get(self.dest, (option_string, values))
         if name != option_string and before != values:
-            parser.error(f"{name} {before} and {option_string} {values} differ, and are one option; give one")
+            parser.error(
+                f"{name} {before} and {option_string} {values} are the same option; give one of them"
+            )
         spelled[self.dest] = (option_string, values)
         setattr(namespace, self.dest, values)
 

@@ -14,8 +14,10 @@ def profiler_config(given: dict[str, Any], known: Collection[str]) -> list[str]:
     if FOLDER not in known:
         raise ValueError("this command records no profiles")
     if (profiler := given.pop("profiler", None)) not in (None, "torch"):
-        raise ValueError(f"its profiler is {profiler!r}; only 'torch' is read, and nextn's own is meant then")
+        raise ValueError(
+            f"its profiler is {profiler!r}; it must be 'torch', which selects nextn's own profiler"
+        )
     folder = given.pop("torch_profiler_dir", "")
     if more := sorted(key for key in given if given[key] not in (None, False, 0)):
-        raise ValueError(f"its keys {', '.join(more)} mean nothing to nextn; it reads torch_profiler_dir")
+        raise ValueError(f"its keys {', '.join(more)} are unknown to nextn; it reads torch_profiler_dir")
     return [FOLDER, str(folder)] if folder else []

@@ -63,7 +63,7 @@ def texts(paths: list[Path]) -> Iterator[str]:
                 try:
                     record = json.loads(line)
                 except ValueError as e:
-                    raise ValueError(f"{path}, line {number}: no JSON ({e})") from e
+                    raise ValueError(f"{path}, line {number}: not JSON ({e})") from e
                 text = record.get("text", record.get("prompt")) if isinstance(record, dict) else None
                 if not isinstance(text, str):
                     raise ValueError(f"{path}, line {number}: no `text` or `prompt`")

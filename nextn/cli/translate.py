@@ -20,7 +20,7 @@ from nextn.other_engines import GRAPHS, NO_OTHER_WAY, OFF, REWRITTEN, SHORT, not
 TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
 CHUNK = ("--chunked-prefill-size", "--max-tokens-per-batch", "--max-num-batched-tokens")
 REPLICAS = ("--dp-size", "--dp", "--data-parallel-size", "-dp")
-ONE_RANK = "one rank shares experts with nobody"
+ONE_RANK = "there is one rank, so the experts are in one shard"
 
 
 def translate(words: list[str], known: Collection[str]) -> tuple[list[str], str]:
@@ -62,7 +62,11 @@ class Line:
         for name in self.switches:
             words = SWITCHES[name](self.words)
             if words == self.words:
-                note(self.notes, "--ep-size shares the experts" if self.given(SHARDS) else ONE_RANK, name)
+                note(
+                    self.notes,
+                    "--ep-size sets the number of shards" if self.given(SHARDS) else ONE_RANK,
+                    name,
+                )
             self.words = words
         problems = [
             f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not supported: {reason}"
@@ -73,7 +77,7 @@ class Line:
         if problems:
             raise ValueError("; ".join(problems))
         noted = (f"{', '.join(names)} ({reason})" for reason, names in self.notes.items())
-        return self.words, f"these options ask for nothing here: {'; '.join(noted)}" if self.notes else ""
+        return self.words, f"these options have no effect here: {'; '.join(noted)}" if self.notes else ""
 
     def _option(self, name: str, value: str | None, word: str) -> None:
         if name in self.known:
@@ -209,7 +213,7 @@ def json_object(value: str) -> dict[str, Any]:
     except ValueError as e:
         raise ValueError(f"its value {value!r} is not JSON ({e})") from e
     if not isinstance(given, dict):
-        raise ValueError(f"its value is a JSON {type(given).__name__}; an object is wanted")
+        raise ValueError(f"its value is a JSON {type(given).__name__}; it must be an object")
     return {key: v for key, v in given.items() if v is not None and v is not False}
 
 
@@ -224,7 +228,7 @@ def speculative_config(line: Line, name: str, value: str) -> list[str]:
     elif method == "mtp" or method.endswith("_mtp") or method == "eagle":
         words += ["--speculative-algorithm", "NEXTN"]
     elif method:
-        raise ValueError(f"its method is {method!r}; nextn drafts by mtp, eagle (the same) or ngram")
+        raise ValueError(f"its method is {method!r}; nextn supports mtp, eagle (the same as mtp) and ngram")
     if "num_speculative_tokens" in given:
         words += ["--speculative-num-steps", str(given.pop("num_speculative_tokens"))]
     if "model" in given:
@@ -236,7 +240,7 @@ def speculative_config(line: Line, name: str, value: str) -> list[str]:
             del given[key]
     if given:
         raise ValueError(
-            f"its keys {', '.join(sorted(given))} mean nothing to nextn; it reads method, "
+            f"its keys {', '.join(sorted(given))} are unknown to nextn; it reads method, "
             "num_speculative_tokens, model and rejection_sample_method"
         )
     return words
@@ -249,7 +253,9 @@ def max_prefill_tokens(line: Line, name: str, value: str) -> list[str]:
     if not chunks:
         return [CHUNK[0], value]
     if not (value.isdigit() and chunks[-1].isdigit()) or int(value) < int(chunks[-1]):
-        raise ValueError(f"{CHUNK[0]} is the one limit of a step; give only that, and the smaller number")
+        raise ValueError(
+            f"{CHUNK[0]} is the only limit of a step; give only that option, with the smaller number"
+        )
     note(line.notes, f"{CHUNK[0]} is less", f"{name} {value}")
     return []
 
@@ -261,7 +267,7 @@ VLLM_PORT = "29501"  # vLLM's default port of node 0
 def master(line: Line, name: str, value: str) -> list[str]:
     """Translates vLLM's --master-addr and --master-port. Either of them can be missing."""
     if set(line.given(NODES)) <= {"1"}:
-        note(line.notes, "one machine looks for nobody", f"{name} {value}")
+        note(line.notes, "there is one machine only", f"{name} {value}")
         return []
     if name == "--master-port":
         return [] if line.given(("--master-addr",)) else ["--dist-init-addr", f"127.0.0.1:{value}"]
@@ -274,7 +280,7 @@ def master_node_addr(line: Line, name: str, value: str) -> list[str]:
     number of attention groups of these ranks."""
     nodes = line.given(NODES)
     if set(nodes) <= {"1"}:
-        note(line.notes, "one machine looks for nobody", f"{name} {value}")
+        note(line.notes, "there is one machine only", f"{name} {value}")
         return []
     sizes = ("--tp-size", "--tp", "--tensor-parallel-size")
     groups = REPLICAS[0] in line.known and set(line.given(REPLICAS)) - {"1"}
@@ -297,7 +303,7 @@ def eplb_config(line: Line, name: str, value: str) -> list[str]:
         del given["policy"]
     if given:
         raise ValueError(
-            f"its keys {', '.join(sorted(given))} mean nothing to nextn; it reads {' and '.join(EPLB)}"
+            f"its keys {', '.join(sorted(given))} are unknown to nextn; it reads {' and '.join(EPLB)}"
         )
     if not words:
         note(line.notes, "its values are the defaults", name)
@@ -314,14 +320,18 @@ def redundant_experts_num(line: Line, name: str, value: str) -> list[str]:
     """Translates xLLM's option, which counts the redundant experts of each shard."""
     shards = (line.given(SHARDS) or ["1"])[-1]
     if not (value.isdecimal() and shards.isdecimal()):
-        raise ValueError("it is a whole number for each shard; give --ep-num-redundant-experts, for all")
+        raise ValueError(
+            "it must be a whole number, for each shard; or give --ep-num-redundant-experts, for all shards"
+        )
     return [EPLB["num_redundant_experts"], str(int(value) * int(shards))]
 
 
 def attn_dp_size(line: Line, name: str, value: str) -> list[str]:
     """Translates SGLang's newer name of --dp-size with --enable-dp-attention."""
     if others := sorted(set(line.given((*REPLICAS, *ATTENTION_GROUPS))) - {value}):
-        raise ValueError(f"it is {value}, and the same option is {others[0]} elsewhere; give one")
+        raise ValueError(
+            f"it is {value}, and another name of the same option is {others[0]}; give one of them"
+        )
     if value == "1":
         note(line.notes, "it is the default", f"{name} {value}")
         return []
@@ -338,30 +348,34 @@ def kv_transfer_config(line: Line, name: str, value: str) -> list[str]:
     support."""
     given = json_object(value)
     if PART not in line.known:
-        raise ValueError("only servers share out requests")
+        raise ValueError("only nextn serve can split requests into prefill and decode")
     connector, role = given.pop("kv_connector", None), given.pop("kv_role", None)
     if connector != "NixlConnector":
-        raise ValueError(f"its kv_connector is {connector!r}; nextn speaks to gateways as NixlConnector does")
+        raise ValueError(
+            f"its kv_connector is {connector!r}; it must be NixlConnector, whose protocol nextn uses"
+        )
     parts = {"kv_producer": "prefill", "kv_consumer": "decode"}
     if role not in parts:
-        raise ValueError(
-            f"its kv_role is {role!r}; say {PART} prefill or decode, or kv_producer or kv_consumer"
-        )
+        raise ValueError(f"its kv_role is {role!r}; it must be kv_producer or kv_consumer; or give {PART}")
     words = [PART, parts[role]]
     fallback = {"recompute": "on", "fail": "off"}
     policy = given.pop("kv_load_failure_policy", "recompute")
     if policy not in fallback:
-        raise ValueError(f"its kv_load_failure_policy is {policy!r}; it is recompute or fail")
+        raise ValueError(f"its kv_load_failure_policy is {policy!r}; it must be recompute or fail")
     if fallback[policy] == "off":
         words += ["--disaggregation-fallback", "off"]
     buffers = [key for key in ("kv_buffer_device", "kv_buffer_size") if given.pop(key, None) is not None]
     if given:
         raise ValueError(
-            f"its keys {', '.join(sorted(given))} mean nothing to nextn; it reads kv_connector, kv_role and "
+            f"its keys {', '.join(sorted(given))} are unknown to nextn; it reads kv_connector, kv_role and "
             "kv_load_failure_policy"
         )
     if buffers:
-        note(line.notes, "pages go from pool to pool", f"{name} with {' and '.join(buffers)}")
+        note(
+            line.notes,
+            "pages are copied from pool to pool, without a buffer",
+            f"{name} with {' and '.join(buffers)}",
+        )
     return words
 
 
@@ -373,13 +387,13 @@ def instance_role(line: Line, name: str, value: str) -> list[str]:
         note(line.notes, "a server computes whole requests", f"{name} {value}")
         return []
     if role not in ("prefill", "decode"):
-        raise ValueError(f"it is {value!r}; it is PREFILL, DECODE, MIX or DEFAULT")
+        raise ValueError(f"it is {value!r}; it must be PREFILL, DECODE, MIX or DEFAULT")
     if PART not in line.known:
-        raise ValueError("only servers share out requests")
+        raise ValueError("only nextn serve can split requests into prefill and decode")
     switch = [word.partition("=")[2] for word in line.all if word.partition("=")[0] == PD_SWITCH]
     following = line.given((PD_SWITCH,))
     if not switch or {*switch, *following} & set(FALSE):
-        raise ValueError(f"it asks for nothing without {PD_SWITCH}; give that too, or {PART} {role}")
+        raise ValueError(f"it has no effect without {PD_SWITCH}; give that too, or {PART} {role}")
     return [PART, role]
 
 

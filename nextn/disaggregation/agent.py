@@ -108,15 +108,15 @@ class PrefillAgent:
             self._send(request, piece)
             copied += piece.pages * self._page_bytes
             if copied > MOST_COPIED:  # do not delay the next step for more
-                self._source.ring()
+                self._source.wake_engine()
                 break
-        for given in self._source.poll():
-            if given.rid in transfers.held:
-                transfers.release(given.rid)
-            elif (unwanted := self._forget(given.rid)) is not None:
+        for end in self._source.poll():
+            if end.rid in transfers.held:
+                transfers.release(end.rid)
+            elif (unwanted := self._forget(end.rid)) is not None:
                 unwanted.hold = False
-            if given.error is not None:
-                log.warning("request %s: its pages were not fetched: %s", given.rid, given.error)
+            if end.error is not None:
+                log.warning("request %s: its pages were not fetched: %s", end.rid, end.error)
         self._source.blocked(transfers.blocked)
         return []
 
@@ -192,7 +192,7 @@ class DecodeAgent:
             elif event.rid in fetching:
                 ended += self._ended(event)
             else:
-                self._lost[event.rid] = event.error or "it ended before it began"
+                self._lost[event.rid] = event.error or "the transfer ended before it began"
         return ended
 
     def _landing(self, request: Request) -> Landing | None:

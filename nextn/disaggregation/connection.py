@@ -49,7 +49,7 @@ class Connection:
         self.closing = False  # close it when all frames are sent
         self.lost = False
         self.interest = 0  # events that the selector waits for
-        self.born = self.heard = self.spoke = time.monotonic()
+        self.opened = self.last_received = self.last_sent = time.monotonic()
         self._reader = FrameReader(lambda message, size: body_for(self, message, size))
         self._sent, self._lock = sent, lock
         self._frames: deque[_Frame] = deque()
@@ -77,7 +77,7 @@ class Connection:
     def send_rest(self, rest: memoryview, charge: int) -> None:
         """Queues the rest of a frame whose beginning was sent while `clear` was true. The caller has held the
         lock since then."""
-        self.spoke = time.monotonic()
+        self.last_sent = time.monotonic()
         if len(rest):
             self._append(_Frame([rest], -1, charge, begun=True))
         else:
@@ -121,7 +121,7 @@ class Connection:
                 return False
             frame = self._frames[0]
             n = self.end.sendmsg(frame.parts)
-            self.spoke, frame.begun = time.monotonic(), True
+            self.last_sent, frame.begun = time.monotonic(), True
             while frame.parts and n >= len(frame.parts[0]):
                 n -= len(frame.parts.pop(0))
             if frame.parts:
@@ -135,7 +135,7 @@ class Connection:
         """Reads once, and yields complete frames. The caller must exhaust the iterator or drop the
         connection. Raises BlockingIOError, EOFError, OSError, Broken."""
         yield from self._reader.read(self.end)
-        self.heard = time.monotonic()
+        self.last_received = time.monotonic()
 
     def finish_connect(self) -> None:
         """Raises OSError."""
@@ -153,15 +153,15 @@ class Connection:
         """Sends Ping if one is due. Returns why the connection is dead, or None. listening: whether this end
         reads from its connections at the moment."""
         if len(self._frames) > MOST_WAITING:
-            return "the other end does not read"
+            return "the other server does not read"
         if not listening:
-            self.heard = self.born = now
-        if self.hello is None and now - self.born > timeout:
+            self.last_received = self.opened = now
+        if self.hello is None and now - self.opened > timeout:
             return f"no answer for {timeout:g} s"
-        if now - self.heard > timeout:
+        if now - self.last_received > timeout:
             return f"silent for {timeout:g} s"
         if self.hello is not None:
             timeout = min(timeout, self.hello.timeout)
-            if now - self.spoke > timeout / 4 and not self._frames:
+            if now - self.last_sent > timeout / 4 and not self._frames:
                 self.send(Ping())
         return None

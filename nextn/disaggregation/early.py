@@ -36,9 +36,9 @@ class EarlyRooms:
     def wait(self, connection: Connection, want: Want) -> str | None:
         """Keeps the question until the room is offered. Returns the error if it is not kept, else None."""
         if want.room in self._waiting:
-            return f"bootstrap room {want.room} was asked for twice"
+            return f"bootstrap room {want.room} was requested twice"
         if len(self._waiting) >= EARLY:
-            return "too many unknown rooms were asked for"
+            return "too many unknown bootstrap rooms were requested"
         seconds = min(self._timeout, AGAIN) if want.room in self._ended else self._timeout
         self._waiting[want.room] = Early(connection, want, time.monotonic() + seconds)
         return None

@@ -18,18 +18,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from nextn.disaggregation.bell import Bell
 from nextn.disaggregation.connection import Connection
 from nextn.disaggregation.framing import Body, Broken
 from nextn.disaggregation.identity import Identity
 from nextn.disaggregation.layout import Layout
 from nextn.disaggregation.memory import check_backend
 from nextn.disaggregation.messages import AnyMessage
+from nextn.disaggregation.wakeup_pipe import WakeupPipe
 from nextn.stats import TransferStats
 
 log = logging.getLogger("nextn.transfer")
 
-LOOK = 0.0005  # seconds between two looks, while `looks` is true
+POLL_SECONDS = 0.0005  # while `needs_polling` is true
 READS = 16  # reads from one connection before the others get their turn
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -46,21 +46,21 @@ class Endpoint(ABC):
         self.broken: str | None = None  # the error with which the thread ended
         self.paused = False  # whether the thread reads from no connection
         self.connections: set[Connection] = set()
-        self._bell, self._wake = Bell(), Bell()
+        self._engine_wakeup, self._io_wakeup = WakeupPipe(), WakeupPipe()
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._closed = False
         self._selector = selectors.DefaultSelector()
-        self.watch(self._wake.fileno(), self._wake.clear)
+        self.watch(self._io_wakeup.fileno(), self._io_wakeup.clear)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def fileno(self) -> int:
-        return self._bell.fileno()
+        return self._engine_wakeup.fileno()
 
     def clear(self) -> None:
-        self._bell.clear()
+        self._engine_wakeup.clear()
 
     def check(self) -> None:
         """Raises RuntimeError if the thread has ended."""
@@ -69,10 +69,10 @@ class Endpoint(ABC):
 
     def close(self) -> None:
         self._closed = True
-        self._wake.ring()
+        self._io_wakeup.wake()
         if self._thread.is_alive():
             self._thread.join()
-        self._bell.close()
+        self._engine_wakeup.close()
 
     # Source and sink implement these. All are called in the I/O thread; the engine's thread may also call
     # `sent`.
@@ -86,40 +86,41 @@ class Endpoint(ABC):
         """A frame was sent, or will never be sent. See Connection."""
 
     @abstractmethod
-    def came(self, connection: Connection, message: AnyMessage, body: Body | None) -> None:
+    def on_message(self, connection: Connection, message: AnyMessage, body: Body | None) -> None:
         """A complete frame has arrived. Raises Broken."""
 
     @abstractmethod
-    def connected(self, connection: Connection) -> None: ...
+    def on_connect(self, connection: Connection) -> None: ...
 
     @abstractmethod
-    def gone(self, connection: Connection, error: str) -> None: ...
+    def on_disconnect(self, connection: Connection, error: str) -> None: ...
 
     @abstractmethod
     def tick(self, now: float) -> None: ...
 
     @abstractmethod
-    def failed(self, error: str) -> None:
+    def on_failure(self, error: str) -> None:
         """Ends all transfers. `broken` is set, and the lock is held."""
 
     @abstractmethod
-    def looks(self) -> bool:
-        """Whether to call `look` every `LOOK` seconds: something is in progress that no socket reports."""
+    def needs_polling(self) -> bool:
+        """Whether to call `poll_transfers` every `POLL_SECONDS`: a transfer is in progress that no socket
+        reports."""
 
     @abstractmethod
-    def look(self) -> None:
+    def poll_transfers(self) -> None:
         """Called in each turn of the thread."""
 
     # For source and sink
 
-    def ring(self) -> None:
+    def wake_engine(self) -> None:
         """Wakes the engine: `poll` or `wanted` has something new."""
-        self._bell.ring()
+        self._engine_wakeup.wake()
 
     def call(self, function: Callable[..., None], *given: Any) -> None:
         """Makes the I/O thread call this function soon."""
         self._calls.append((function, given))
-        self._wake.ring()
+        self._io_wakeup.wake()
 
     def watch(self, file: Any, readable: Callable[[], None]) -> None:
         self._selector.register(file, READ, readable)
@@ -142,7 +143,7 @@ class Endpoint(ABC):
             connection.lost = True
             connection.end.close()
         self.connections.discard(connection)
-        self.gone(connection, error)
+        self.on_disconnect(connection, error)
 
     def send_now(self, connection: Connection) -> None:
         """Called in the engine's thread: sends as much as the socket takes. The I/O thread sends the rest."""
@@ -153,7 +154,7 @@ class Endpoint(ABC):
             return
         with self.lock:
             if connection.waiting and not connection.interest & WRITE:
-                self._wake.ring()
+                self._io_wakeup.wake()
 
     # The I/O thread
 
@@ -172,15 +173,15 @@ class Endpoint(ABC):
                     connection.lost = True
                     connection.end.close()
                 self.connections.clear()
-                self.failed(error)
+                self.on_failure(error)
             self._selector.close()
-            self._wake.close()
-            self.ring()
+            self._io_wakeup.close()
+            self.wake_engine()
 
     def _turn(self) -> None:
         """Reads before it checks for timeouts. If this process itself was stopped for a while, a peer whose
         bytes have arrived is not late."""
-        for key, mask in self._selector.select(LOOK if self.looks() else self._tick_seconds):
+        for key, mask in self._selector.select(POLL_SECONDS if self.needs_polling() else self._tick_seconds):
             if isinstance(key.data, Connection):
                 self._serve(key.data, mask)
             else:
@@ -188,7 +189,7 @@ class Endpoint(ABC):
         while self._calls:
             function, given = self._calls.popleft()
             function(*given)
-        self.look()
+        self.poll_transfers()
         now = time.monotonic()
         if now >= self._next_tick:
             self._next_tick = now + self._tick_seconds
@@ -209,7 +210,7 @@ class Endpoint(ABC):
         try:
             if connection.connecting:
                 connection.finish_connect()
-                self.connected(connection)
+                self.on_connect(connection)
             if mask & READ and not connection.lost:
                 self._read(connection)
         except BlockingIOError:
@@ -222,7 +223,7 @@ class Endpoint(ABC):
     def _read(self, connection: Connection) -> None:
         for _ in range(READS):
             for message, body in connection.read():
-                self.came(connection, message, body)
+                self.on_message(connection, message, body)
                 if connection.lost:
                     return
             if self.paused:

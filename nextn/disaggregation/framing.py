@@ -131,22 +131,22 @@ class FrameReader:
         at, here = self._start, self._end - self._start
         if here < PREFIX.size:
             if self._small[at : min(self._end, at + 4)] != MAGIC[: min(here, 4)]:
-                raise Broken("these are no frames")
+                raise Broken("not a transfer frame")
             return False
         magic, length, body, crc, own = PREFIX.unpack_from(self._small, at)
         if magic != MAGIC or own != zlib.crc32(self._small[at : at + PREFIX.size - 4]):
-            raise Broken("these are no frames, or a byte was changed on the way")
+            raise Broken("not a transfer frame, or a byte was corrupted on the way")
         if length > MOST_HEADER:
-            raise Broken(f"a header of {length} bytes")
+            raise Broken(f"the header has {length} bytes, more than {MOST_HEADER}")
         if here < PREFIX.size + length:
             return False
         header = self._small[at + PREFIX.size : at + PREFIX.size + length]
         if zlib.crc32(header) != crc:
-            raise Broken("a byte was changed on the way")
+            raise Broken("a byte of the header was corrupted on the way")
         try:
             self._message = _decoder.decode(header)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise Broken(f"a header that says nothing: {error}") from None
+            raise Broken(f"invalid header: {error}") from None
         self._body = self._body_for(self._message, body)
         self._start = at + PREFIX.size + length
         return True

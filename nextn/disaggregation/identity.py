@@ -34,15 +34,15 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
 
     def differences(self, other: Identity) -> list[str]:
-        """What is not the same, for people.
+        """The differences as text. self: the decode server's identity. other: the prefill server's.
 
         >>> a = Identity(version="1", model="m", weights="bfloat16", kernels="cpu avx2", page_size=16,
         ...              layers=3, nextn_layers=1, width=80, dtype="bfloat16")
         >>> a.differences(msgspec.structs.replace(a, page_size=32))
-        ['page_size is 16 here and 32 there']
+        ['page_size is 16 on the decode server and 32 on the prefill server']
         """
         return [
-            f"{name} is {mine} here and {theirs} there"
+            f"{name} is {mine} on the decode server and {theirs} on the prefill server"
             for name in self.__struct_fields__
             if (mine := getattr(self, name)) != (theirs := getattr(other, name))
         ]

@@ -77,7 +77,7 @@ class Lookups:
                     del self._questions[port]
                     error = _said(remote, problem)
             else:
-                error = f"more than {PORTS} bootstrap ports at a time"
+                error = f"more than {PORTS} bootstrap ports are in use"
         answer(None, error)
 
     def close(self) -> None:

@@ -3,7 +3,7 @@ machine.
 
 The sink makes the memory and copies pages out of it. So a faulty or late source cannot write into pages of
 other requests. The memory has no name, so nothing remains of it after both processes have ended. The sink
-hands it over at the source's door (door.py).
+sends it to the source (memory_listener.py).
 """
 
 from __future__ import annotations
@@ -70,12 +70,14 @@ def hand_in(hello: Hello, slot_bytes: int) -> SharedSlots:
     try:
         os.ftruncate(file, slots * slot_bytes)
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-            door.setblocking(False)
-            door.connect(b"\0" + hello.door.encode())
-            socket.send_fds(door, [hello.key], [file])
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+            link.setblocking(False)
+            link.connect(b"\0" + hello.door.encode())
+            socket.send_fds(link, [hello.key], [file])
         return SharedSlots(file, slots, slot_bytes)
     except OSError as error:
-        raise Broken(f"shared memory with a server that is not on this machine, or full: {error}") from None
+        raise Broken(
+            f"no shared memory: the servers are not on one machine, or it is full: {error}"
+        ) from None
     finally:
         os.close(file)

@@ -36,7 +36,7 @@ class Message(msgspec.Struct, array_like=True):
 
 class Hello(Message, tag=0):
     """timeout: seconds of silence after which the sender closes the connection. door, key: set by the source
-    with shared memory: the door's name, and the key that the sink sends there with its memory."""
+    with shared memory: the memory listener's name, and the key that the sink sends there with its memory."""
 
     identity: Identity
     backend: Text
@@ -45,10 +45,14 @@ class Hello(Message, tag=0):
     key: bytes = b""
 
     def differences(self, other: Hello) -> list[str]:
-        """The reasons why the two servers cannot work together. "here" means the sender of `self`."""
+        """The reasons why the two servers cannot work together. self: from the decode server. other:
+        from the prefill server."""
         found = self.identity.differences(other.identity)
         if self.backend != other.backend:
-            found.append(f"transfer backend is {self.backend} here and {other.backend} there")
+            found.append(
+                f"transfer backend is {self.backend} on the decode server and {other.backend} on the "
+                "prefill server"
+            )
         return found
 
 

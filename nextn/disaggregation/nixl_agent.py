@@ -56,7 +56,7 @@ class Agent:
             self._agent = nixl_agent(f"nextn-{secrets.token_hex(8)}", config)
             self._agent.get_backend_mem_types(BACKENDS[0])
         except Exception as error:
-            raise ValueError(f"NIXL does not work here: {_text(error)}") from error
+            raise ValueError(f"NIXL cannot be used: {_text(error)}") from error
         self._free: list[tuple[float, Region]] = []  # (time of `give_back`, region), oldest first
         self._peers = Counter[str]()
 
@@ -87,7 +87,7 @@ class Agent:
 
     def add(self, metadata: bytes) -> str:
         """Registers another agent and returns its name. Each `add` needs one `remove`."""
-        with _broken("reading what the other end says of its memory"):
+        with _broken("reading the other server's metadata"):
             name = self._agent.add_remote_agent(metadata)
             peer: str = name.decode() if isinstance(name, bytes) else str(name)
         self._peers[peer] += 1
@@ -97,7 +97,7 @@ class Agent:
         self._peers[peer] -= 1
         if not self._peers[peer]:
             del self._peers[peer]
-            with _broken("leaving"):
+            with _broken("removing the other server"):
                 self._agent.remove_remote_agent(peer)
 
     def write(self, data: NDArray[np.uint8], peer: str, address: int) -> Any:
@@ -122,7 +122,7 @@ class Agent:
 
     def abandon(self, handle: Any) -> None:
         """Releases a write that has not ended and is no longer needed."""
-        with _broken("ending a write"):
+        with _broken("releasing a write"):
             self._agent.release_xfer_handle(handle)
 
     def progress(self) -> None:

@@ -130,7 +130,7 @@ class PageSink(Endpoint):
         with self.lock:
             if (fetch := self._fetches.get(rid)) is None:
                 return  # it has ended; `poll` returns the error
-            assert fetch.begun is None, "it began twice"
+            assert fetch.begun is None, "`begin` was called twice"
             fetch.begun, fetch.landing = time.monotonic(), landing
             fetch.have = fetch.slots = have
             fetch.next_page = have // self.layout.page_size
@@ -157,7 +157,7 @@ class PageSink(Endpoint):
             while self._inbox:
                 size = _size(self._inbox[0])
                 if events and size > most_bytes:
-                    self.ring()
+                    self.wake_engine()
                     break
                 most_bytes -= size
                 self._undelivered -= size
@@ -199,7 +199,7 @@ class PageSink(Endpoint):
         else:
             self.stats.failed += 1
         self._inbox.append(Ended(fetch.rid, fetch.slots, cached_tokens, error))
-        self.ring()
+        self.wake_engine()
 
     # The I/O thread
 
@@ -241,10 +241,12 @@ class PageSink(Endpoint):
         used = {fetch.connection for fetch in self._fetches.values()}
         idle = [connection for connection in self.connections if connection not in used]
         if not idle:
-            raise OSError(errno.EMFILE, f"there are {CONNECTIONS} connections to prefill servers")
-        self.lose(min(idle, key=lambda each: each.born), "others are needed")
+            raise OSError(errno.EMFILE, f"all {CONNECTIONS} connections to prefill servers are in use")
+        self.lose(
+            min(idle, key=lambda each: each.opened), "idle, and closed to make room for another connection"
+        )
 
-    def connected(self, connection: Connection) -> None:
+    def on_connect(self, connection: Connection) -> None:
         connection.send(self._hello)
 
     def _ask(self, fetch: _Fetch, connection: Connection) -> None:
@@ -259,17 +261,17 @@ class PageSink(Endpoint):
         if self.paused:
             self.paused = False
             for connection in self.connections:
-                connection.heard = time.monotonic()
+                connection.last_received = time.monotonic()
 
     def body_for(self, connection: Connection, message: AnyMessage, size: int) -> Body | None:
         if not isinstance(message, Pages) or connection.hello is None:
             if size:
-                raise Broken("bytes that belong to no pages")
+                raise Broken(f"{size} bytes without pages")
             return None
         most = self.layout.piece_pages
         expected = 0 if connection in self._memories else message.pages * self.layout.page_bytes + TAIL
         if not 0 < message.pages <= most or size != expected:
-            raise Broken(f"{message.pages} pages in {size} bytes")
+            raise Broken(f"invalid size: {message.pages} pages in {size} bytes")
         if not size:
             return None
         fetch = self._transfers.get((connection, message.transfer))
@@ -288,7 +290,7 @@ class PageSink(Endpoint):
     def sent(self, connection: Connection, charge: int) -> None:
         pass
 
-    def came(self, connection: Connection, message: AnyMessage, body: Body | None) -> None:
+    def on_message(self, connection: Connection, message: AnyMessage, body: Body | None) -> None:
         if isinstance(message, Refused):
             raise Broken(f"refused: {message.error}")
         if connection.hello is None:
@@ -306,11 +308,11 @@ class PageSink(Endpoint):
             case Ping():
                 pass
             case _:
-                raise Broken(f"{type(message).__name__} is not for this side")
+                raise Broken(f"unexpected message {type(message).__name__}")
 
     def _welcomed(self, connection: Connection, message: AnyMessage) -> None:
         if not isinstance(message, Hello):
-            raise Broken("no Hello")
+            raise Broken("the first message is not Hello")
         if different := self._hello.differences(message):
             raise Broken("refused: " + "; ".join(different))
         if self.backend == "shm":
@@ -325,10 +327,10 @@ class PageSink(Endpoint):
                 if fetch.connection is connection:
                     self._ask(fetch, connection)
 
-    def looks(self) -> bool:
+    def needs_polling(self) -> bool:
         return self._nixl is not None and not self.paused and self.stats.active > 0
 
-    def look(self) -> None:
+    def poll_transfers(self) -> None:
         if self._nixl is not None and self._memories:
             self._nixl.progress()
 
@@ -356,7 +358,7 @@ class PageSink(Endpoint):
     def _in_memory(self, connection: Connection, pages: Pages) -> NDArray[np.uint8]:
         memory = self._memories[connection]
         if not 0 <= pages.memory_slot < len(memory):
-            raise Broken(f"slot {pages.memory_slot} of {len(memory)}")
+            raise Broken(f"there is no slot {pages.memory_slot}; there are {len(memory)}")
         return memory[pages.memory_slot][: pages.pages * self.layout.page_bytes]
 
     def _own(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -367,7 +369,7 @@ class PageSink(Endpoint):
 
     def _check_place(self, fetch: _Fetch, pages: Pages) -> None:
         if fetch.begun is None:
-            raise Broken("pages that nobody asked for yet")
+            raise Broken("pages arrived before they were requested")
         size = self.layout.page_size
         begin, end = pages.first_page * size, (pages.first_page + pages.pages) * size
         if (
@@ -375,7 +377,7 @@ class PageSink(Endpoint):
             or fetch.slots != begin  # the page before was partly filled, so it was the last
             or not end - size < pages.slots <= min(end, fetch.tokens)
         ):
-            raise Broken(f"pages {pages.first_page} to {pages.first_page + pages.pages} in the wrong place")
+            raise Broken(f"unexpected pages {pages.first_page} to {pages.first_page + pages.pages}")
 
     def _take(self, fetch: _Fetch, pages: Pages, data: NDArray[np.uint8], expected: int) -> None:
         """data: a copy that the source cannot change, or any memory if the request has a landing."""
@@ -402,7 +404,7 @@ class PageSink(Endpoint):
             self._inbox.append(Arrived(fetch.rid, pages.first_page, pages.pages, data))
             self._undelivered += len(body)
             self.paused = self.paused or self._undelivered > UNDELIVERED
-            self.ring()
+            self.wake_engine()
 
     def _count(self, fetch: _Fetch, pages: Pages) -> None:
         fetch.next_page += pages.pages
@@ -416,11 +418,11 @@ class PageSink(Endpoint):
             if fetch is None:
                 return
             if fetch.begun is None or (done.slots != fetch.slots and done.slots > fetch.have):
-                raise Broken(f"{fetch.slots} of {done.slots} slots came")
+                raise Broken(f"{fetch.slots} of {done.slots} slots arrived")
             connection.send(Taken(done.transfer))
             self._end(fetch, None, done.cached_tokens)
 
-    def gone(self, connection: Connection, error: str) -> None:
+    def on_disconnect(self, connection: Connection, error: str) -> None:
         with self.lock:
             self._forget_memory(connection)
             for where, kept in list(self._engines.items()):
@@ -433,14 +435,14 @@ class PageSink(Endpoint):
     def tick(self, now: float) -> None:
         pass
 
-    def failed(self, error: str) -> None:
+    def on_failure(self, error: str) -> None:
         for fetch in list(self._fetches.values()):
             self._end(fetch, error)
 
 
 def _prove(found: int, expected: int) -> None:
     if found != expected:
-        raise Broken("a byte of a page was changed on the way")
+        raise Broken("a byte of a page was corrupted on the way")
 
 
 def _size(event: Arrived | Ended) -> int:

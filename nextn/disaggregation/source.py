@@ -1,5 +1,5 @@
 """The prefill side of KV transfer: the requests whose pages sinks may fetch, and the sinks that fetch them.
-turns.py decides what is sent next, and ways.py sends it.
+turns.py decides what is sent next, and transports.py sends it.
 
 Each request that was offered comes out of `poll` once, unless it was withdrawn. Either its pages were
 fetched, or the source gave up: no sink asked in time, the other side ended the transfer, or its connection
@@ -19,12 +19,12 @@ from torch import Tensor
 
 from nextn.disaggregation.checksum import checksum, prompt_hash
 from nextn.disaggregation.connection import Connection
-from nextn.disaggregation.door import Door
 from nextn.disaggregation.early import Early, EarlyRooms
 from nextn.disaggregation.endpoint import Endpoint
 from nextn.disaggregation.framing import Body, Broken
 from nextn.disaggregation.identity import Identity
 from nextn.disaggregation.layout import flat
+from nextn.disaggregation.memory_listener import MemoryListener
 from nextn.disaggregation.messages import (
     MOST_TEXT,
     Abort,
@@ -42,14 +42,14 @@ from nextn.disaggregation.messages import (
 )
 from nextn.disaggregation.offer import Offer
 from nextn.disaggregation.page_copies import PageCopies
+from nextn.disaggregation.transports import MemoryTransport, SocketTransport, Transport
 from nextn.disaggregation.turns import Piece, Turns
-from nextn.disaggregation.ways import ThroughMemory, ThroughSocket, Way
 from nextn.disaggregation.writes import Writes
 
 CONNECTIONS = 256
 
 
-class Given(NamedTuple):
+class OfferEnd(NamedTuple):
     """The end of an offer. error: why its pages were not fetched; None: they were."""
 
     rid: str
@@ -63,19 +63,19 @@ class PageSource(Endpoint):
         super().__init__("kv-source", identity, backend, timeout)
         self._sinks = self._place()
         sizes = self.layout.page_bytes, self.layout.piece_bytes
-        self._way: Way
+        self._transport: Transport
         if self._sinks is None:
-            self._way = ThroughSocket(self, *sizes)
-            self._turns = Turns(self.layout, None, self.ring)
+            self._transport = SocketTransport(self, *sizes)
+            self._turns = Turns(self.layout, None, self.wake_engine)
         else:
-            self._way = way = ThroughMemory(self, self._sinks, sizes[0])
-            self._turns = Turns(self.layout, way.slots, self.ring)
+            self._transport = transport = MemoryTransport(self, self._sinks, sizes[0])
+            self._turns = Turns(self.layout, transport.slots, self.wake_engine)
         self._offers: dict[str, Offer] = {}
         self._rooms: dict[int, Offer] = {}
         self._transfers: dict[tuple[Connection, int], Offer] = {}
         self._early = EarlyRooms(timeout)
         self._lent: dict[Piece, tuple[Connection, Pages]] = {}  # slots taken between `memory` and `put`
-        self._given: deque[Given] = deque()
+        self._ended: deque[OfferEnd] = deque()
         self._blocked: float | None = None  # since when the engine waits for pages
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._server = socket.create_server((host, port), family=family, backlog=128)
@@ -84,11 +84,11 @@ class PageSource(Endpoint):
         self.watch(self._server, self._accept)
         self.start()
 
-    def _place(self) -> Door | Writes | None:
+    def _place(self) -> MemoryListener | Writes | None:
         """Where the sinks' memory is kept. None: pieces go through the connections."""
         match self.backend:
             case "shm":
-                return Door(self, self.layout.piece_bytes, self.ring)
+                return MemoryListener(self, self.layout.piece_bytes, self.wake_engine)
             case "nixl":
                 return Writes(self.layout.piece_bytes, self.timeout)
         return None
@@ -106,7 +106,7 @@ class PageSource(Endpoint):
             early = self._early.offered(room)
             self.stats.active += 1
             if self.broken is not None:
-                self._give(offer, self.broken)
+                self._end(offer, self.broken)
             elif early is not None:
                 self._attach(offer, early)
 
@@ -130,7 +130,7 @@ class PageSource(Endpoint):
         with self.lock:
             if (offer := self._offers.get(rid)) is not None:
                 self._forget(offer, "the prefill server ended the request")
-            self._given = deque(each for each in self._given if each.rid != rid)
+            self._ended = deque(each for each in self._ended if each.rid != rid)
 
     def wanted(self) -> Piece | None:
         """Returns the next pages to copy; requests take turns. None: there are none, or too many bytes are in
@@ -145,7 +145,7 @@ class PageSource(Endpoint):
         with self.lock:
             if (offer := self._offer_of(piece)) is not None:
                 connection, message = self._begin_pages(offer, piece)
-                self._way.copy(connection, message, copies, pages)
+                self._transport.copy(connection, message, copies, pages)
                 self._end_of_pages(offer)
 
     def memory(self, piece: Piece) -> Tensor:
@@ -157,7 +157,7 @@ class PageSource(Endpoint):
             else:
                 assert offer.connection is not None
                 pages = Pages(offer.transfer, piece.first_page, piece.pages, 0)
-                data = self._way.memory(offer.connection, pages)
+                data = self._transport.memory(offer.connection, pages)
                 self._lent[piece] = offer.connection, pages
             return self.layout.tensor(data)
 
@@ -171,10 +171,10 @@ class PageSource(Endpoint):
                 message.memory_slot = -1 if lent is None else lent[1].memory_slot
                 body = flat(data)
                 message.checksum = checksum(body)
-                self._way.send(connection, message, body)
+                self._transport.send(connection, message, body)
                 self._end_of_pages(offer)
             elif lent is not None:
-                self._way.give_back(lent[0], lent[1].memory_slot)
+                self._transport.give_back(lent[0], lent[1].memory_slot)
 
     def blocked(self, blocked: bool) -> None:
         """blocked: whether the engine can do nothing until pages are freed. Decode servers that lack room for
@@ -186,10 +186,10 @@ class PageSource(Endpoint):
             elif self._blocked is None:
                 self._blocked = time.monotonic()
 
-    def poll(self) -> list[Given]:
+    def poll(self) -> list[OfferEnd]:
         with self.lock:
-            given, self._given = list(self._given), deque()
-        return given
+            ended, self._ended = list(self._ended), deque()
+        return ended
 
     def close(self) -> None:
         super().close()
@@ -225,11 +225,14 @@ class PageSource(Endpoint):
         connection, want = early.connection, early.want
         error = None
         if (connection, want.transfer) in self._transfers:
-            error = "the number of a transfer was used twice"
+            error = "a transfer number was used twice"
         elif offer.connection is not None:
-            error = f"bootstrap room {want.room} was asked for twice"
+            error = f"bootstrap room {want.room} was requested twice"
         elif (want.tokens, want.prompt) != (offer.tokens, offer.prompt):
-            error = f"another prompt: of {want.tokens} tokens here, of {offer.tokens} there"
+            error = (
+                f"another prompt: {want.tokens} tokens on the decode server, {offer.tokens} on the "
+                "prefill server"
+            )
         if error is not None:
             self.call(connection.send, Abort(want.transfer, error))
             return
@@ -241,19 +244,21 @@ class PageSource(Endpoint):
     def _begin(self, offer: Offer, have_pages: int) -> None:
         assert offer.connection is not None
         if have_pages > self.layout.pages(offer.tokens):
-            self._give(offer, f"the decode server has {have_pages} pages of {offer.tokens} tokens")
+            self._end(
+                offer, f"the decode server claims {have_pages} pages of a prompt of {offer.tokens} tokens"
+            )
             return
         offer.begun = time.monotonic()
         offer.next_page = offer.put_page = have_pages
         self._turns.offers.append(offer)
         self._end_of_pages(offer)
-        self.ring()
+        self.wake_engine()
 
     def _forget(self, offer: Offer, error: str | None) -> None:
         """Ends an offer: its other pages are not sent, and no sink can ask for it. error: sent to the other
         side; None: it knows already."""
         del self._offers[offer.rid], self._rooms[offer.room]
-        self._early.ended(offer.room, error or "its pages were fetched already")
+        self._early.ended(offer.room, error or "its pages have already been fetched")
         self.stats.active -= 1
         if offer.connection is None:
             return
@@ -264,7 +269,7 @@ class PageSource(Endpoint):
         if error is not None:
             self.call(offer.connection.drop, offer.transfer, error)
 
-    def _give(self, offer: Offer, error: str | None) -> None:
+    def _end(self, offer: Offer, error: str | None) -> None:
         self._forget(offer, error)
         if error is None:
             self.stats.finished += 1
@@ -272,8 +277,8 @@ class PageSource(Endpoint):
             self.stats.seconds += time.monotonic() - offer.begun
         else:
             self.stats.failed += 1
-        self._given.append(Given(offer.rid, error))
-        self.ring()
+        self._ended.append(OfferEnd(offer.rid, error))
+        self.wake_engine()
 
     # The I/O thread
 
@@ -295,20 +300,20 @@ class PageSource(Endpoint):
     def dropped(self, connection: Connection, pages: Pages) -> bool:
         if (connection, pages.transfer) in self._transfers:
             return False
-        self._way.give_back(connection, pages.memory_slot)
+        self._transport.give_back(connection, pages.memory_slot)
         self.sent(connection, self._turns.charge(pages.pages))
         return True
 
-    def looks(self) -> bool:
+    def needs_polling(self) -> bool:
         return isinstance(self._sinks, Writes) and self._sinks.busy
 
-    def look(self) -> None:
+    def poll_transfers(self) -> None:
         if isinstance(self._sinks, Writes):
-            for connection, error in self._sinks.look():
+            for connection, error in self._sinks.poll():
                 self.lost_by(connection, error)
 
     def _send_done(self, connection: Connection, done: Done) -> None:
-        self._way.send_done(connection, done, lambda: self._say_done(connection, done))
+        self._transport.send_done(connection, done, lambda: self._say_done(connection, done))
 
     def _say_done(self, connection: Connection, done: Done) -> None:
         if (connection, done.transfer) in self._transfers:
@@ -316,17 +321,17 @@ class PageSource(Endpoint):
 
     def body_for(self, connection: Connection, message: AnyMessage, size: int) -> None:
         if size:
-            raise Broken("pages that nobody asked for")
+            raise Broken("a body was sent to the prefill server")
 
     def sent(self, connection: Connection, charge: int) -> None:
         if charge:
             with self.lock:
                 self._turns.release(connection, charge)
 
-    def came(self, connection: Connection, message: AnyMessage, body: Body | None) -> None:
+    def on_message(self, connection: Connection, message: AnyMessage, body: Body | None) -> None:
         if connection.hello is None:
             if not isinstance(message, Hello):
-                raise Broken("no Hello")
+                raise Broken("the first message is not Hello")
             self._welcome(connection, message)
             return
         with self.lock:
@@ -339,24 +344,24 @@ class PageSource(Endpoint):
                     offer = self._transfers.get((connection, transfer))
                     if offer is not None:
                         if not offer.done:
-                            raise Broken("pages were taken that were not sent")
-                        self._give(offer, None)
+                            raise Broken("the decode server acknowledged pages that were not sent")
+                        self._end(offer, None)
                 case Abort(transfer, error):
                     self._aborted(connection, transfer, error)
                 case Read(slot):
                     self._read_slot(connection, slot)
                 case Memory() if isinstance(self._sinks, Writes) and not connection.closing:
                     self._sinks.enter(connection, message)
-                    self.ring()
+                    self.wake_engine()
                 case Ping():
                     pass
                 case _:
-                    raise Broken(f"{type(message).__name__} is not for this side")
+                    raise Broken(f"unexpected message {type(message).__name__}")
 
     def _welcome(self, connection: Connection, hello: Hello) -> None:
         connection.hello = hello
         door, key = "", b""
-        if isinstance(self._sinks, Door):
+        if isinstance(self._sinks, MemoryListener):
             door, key = self._sinks.name, self._sinks.key(connection)
         own = Hello(self.identity, self.backend, self.timeout, door, key)
         connection.send(own)
@@ -365,14 +370,14 @@ class PageSource(Endpoint):
             connection.closing = True
 
     def _read_slot(self, connection: Connection, slot: int) -> None:
-        if not isinstance(self._way, ThroughMemory):
-            raise Broken("memory was read where there is none")
-        self._way.read(connection, slot)
+        if not isinstance(self._transport, MemoryTransport):
+            raise Broken("the decode server read a memory slot, but there are none")
+        self._transport.read(connection, slot)
         self._turns.release(connection, self.layout.piece_bytes)
 
     def _asked_for(self, connection: Connection, want: Want) -> None:
         if (connection, want.transfer) in self._transfers:
-            raise Broken("the number of a transfer was used twice")
+            raise Broken("a transfer number was used twice")
         if (offer := self._rooms.get(want.room)) is not None:
             self._attach(offer, Early(connection, want, 0.0))
             return
@@ -385,18 +390,18 @@ class PageSource(Endpoint):
         elif offer.begun is None:
             self._begin(offer, have_pages)
         else:
-            raise Broken("a transfer began twice")
+            raise Broken("a transfer was begun twice")
 
     def _aborted(self, connection: Connection, transfer: int, error: str) -> None:
         offer = self._transfers.get((connection, transfer))
         if offer is not None:
-            self._give(offer, f"the decode server ended it: {error}")
+            self._end(offer, f"the decode server ended the transfer: {error}")
         self._early.forget(connection, transfer)
 
-    def connected(self, connection: Connection) -> None:
-        raise AssertionError("a source connects to nobody")
+    def on_connect(self, connection: Connection) -> None:
+        raise AssertionError("a source makes no connections")
 
-    def gone(self, connection: Connection, error: str) -> None:
+    def on_disconnect(self, connection: Connection, error: str) -> None:
         with self.lock:
             self._turns.in_flight.pop(connection, None)
             if self._sinks is not None:
@@ -404,7 +409,7 @@ class PageSource(Endpoint):
             self._early.forget(connection)
             for (owner, _), offer in list(self._transfers.items()):
                 if owner is connection:
-                    self._give(offer, f"the decode server is gone: {error}")
+                    self._end(offer, f"the connection to the decode server ended: {error}")
 
     def tick(self, now: float) -> None:
         with self.lock:
@@ -413,17 +418,17 @@ class PageSource(Endpoint):
             for offer in list(self._offers.values()):
                 waited = offer.connection is None and offer.slots is not None
                 if waited and now - offer.finished > self.timeout:
-                    self._give(offer, f"nobody asked for its pages in {self.timeout:g} s")
+                    self._end(offer, f"no decode server requested its pages within {self.timeout:g} s")
             if self._blocked is not None and now - self._blocked > self.timeout:
                 idle = [
                     each for each in self._offers.values() if each.slots is not None and each.begun is None
                 ]
                 if idle:
                     oldest = min(idle, key=lambda each: each.finished)
-                    self._give(oldest, f"other prompts have waited for its pages for {self.timeout:g} s")
+                    self._end(oldest, f"other prompts waited {self.timeout:g} s for the memory of its pages")
                     self._blocked = now
 
-    def failed(self, error: str) -> None:
+    def on_failure(self, error: str) -> None:
         self._early.clear()
         for offer in list(self._offers.values()):
-            self._give(offer, error)
+            self._end(offer, error)

@@ -26,16 +26,16 @@ class Piece(NamedTuple):
 
 
 class Turns:
-    """slots: number of slots in a connection's memory; None if pieces go through the socket. ring: wakes the
-    engine, which then asks again. in_flight: bytes by connection."""
+    """slots: number of slots in a connection's memory; None if pieces go through the socket. wake_engine: the
+    engine then asks again. in_flight: bytes by connection."""
 
     def __init__(
-        self, layout: Layout, slots: Callable[[Connection], int] | None, ring: Callable[[], None]
+        self, layout: Layout, slots: Callable[[Connection], int] | None, wake_engine: Callable[[], None]
     ) -> None:
-        self._layout, self._slots, self._ring = layout, slots, ring
+        self._layout, self._slots, self._wake_engine = layout, slots, wake_engine
         self.offers: deque[Offer] = deque()  # the next in turn first
         self.in_flight: dict[Connection, int] = {}
-        self.starved = False  # the last `next` skipped a request because too much was in flight
+        self.skipped_for_room = False  # the last `next` skipped a request because too much was in flight
 
     def next(self) -> Piece | None:
         for _ in range(len(self.offers)):
@@ -46,7 +46,7 @@ class Turns:
             size = self.charge(n)
             assert offer.connection is not None
             if not self._room(offer.connection, size):
-                self.starved = True
+                self.skipped_for_room = True
                 continue
             self.in_flight[offer.connection] += size
             piece = Piece(offer.rid, offer.next_page, n, offer.number)
@@ -68,9 +68,9 @@ class Turns:
     def release(self, connection: Connection, charge: int) -> None:
         if charge and connection in self.in_flight:
             self.in_flight[connection] -= charge
-            if self.starved:
-                self.starved = False
-                self._ring()
+            if self.skipped_for_room:
+                self.skipped_for_room = False
+                self._wake_engine()
 
     def _ready_pages(self, offer: Offer) -> int:
         """Number of pages in the request's next piece. Only whole pages, except at the prompt's end. 0 or

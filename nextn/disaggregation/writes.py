@@ -50,7 +50,7 @@ class Writes:
     def enter(self, connection: Connection, memory: Memory) -> None:
         """The sink has sent its Memory. Raises Broken."""
         if connection in self._peers:
-            raise Broken("memory was named twice")
+            raise Broken("memory was registered twice")
         name = self._agent.add(memory.metadata)
         self._peers[connection] = _Peer(name, memory.address)
         self.memories[connection] = self._agent.region(slots_of(self._slot_bytes), self._slot_bytes)
@@ -73,18 +73,18 @@ class Writes:
         queue = self._queues.setdefault(connection, deque())
         queue.append(_Step(handle, then, time.monotonic()))
 
-    def look(self) -> list[tuple[Connection, Broken]]:
+    def poll(self) -> list[tuple[Connection, Broken]]:
         """Calls the functions whose writes are done. Returns the connections whose writes failed, with the
         errors."""
         failed = []
         for connection in list(self._queues):
             try:
-                self._look_at(connection)
+                self._poll_one(connection)
             except Broken as error:
                 failed.append((connection, error))
         return failed
 
-    def _look_at(self, connection: Connection) -> None:
+    def _poll_one(self, connection: Connection) -> None:
         queue = self._queues[connection]
         while queue:
             step = queue[0]

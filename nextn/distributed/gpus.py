@@ -46,7 +46,7 @@ def gpu_at(place: int) -> Gpu:
     first again. If torch finds no GPU, device -1, and `kind` says so."""
     try:
         if not torch.cuda.is_available():
-            return Gpu(-1, "torch finds none", "")
+            return Gpu(-1, "torch finds no GPU", "")
         device = (torch.cuda.current_device() + place) % torch.cuda.device_count()
         found = torch.cuda.get_device_properties(device)
     except RuntimeError as e:  # torch's own errors are of this kind
@@ -60,7 +60,7 @@ def make_current(uuid: str) -> None:
     found = [gpu.device for place in range(torch.cuda.device_count()) if (gpu := gpu_at(place)).uuid == uuid]
     if not found:
         raise ValueError(
-            f"rank 0 is to have GPU {uuid}, which this process does not see; leave CUDA_VISIBLE_DEVICES out"
+            f"rank 0 needs GPU {uuid}, which this process cannot see; unset CUDA_VISIBLE_DEVICES"
         )
     torch.cuda.set_device(found[0])
 
@@ -86,7 +86,7 @@ def agreed(gpus: Sequence[Gpu], places: Sequence[str]) -> Agreed:
     ranks = f"--tp-size {len(gpus)}"
     if dist.is_initialized():
         raise ValueError(
-            f"{ranks}: this process has a group of torch.distributed already; "
+            f"{ranks}: this process already has a torch.distributed process group; "
             "run the engine in a process of its own"
         )
     kinds = defaultdict[str, dict[str, None]](dict)
@@ -97,8 +97,8 @@ def agreed(gpus: Sequence[Gpu], places: Sequence[str]) -> Agreed:
         raise ValueError(f"{ranks} needs a CUDA device for every rank: {said}")
     if len(kinds) > 1:
         raise ValueError(
-            f"{ranks}: GPUs of several kinds need not find the same text: {said}; "
-            "choose equal ones with CUDA_VISIBLE_DEVICES"
+            f"{ranks}: GPUs of different kinds may generate different texts: {said}; "
+            "choose GPUs of one kind with CUDA_VISIBLE_DEVICES"
         )
     count = Counter(gpu.uuid for gpu in gpus)
     sharing = [count[gpu.uuid] for gpu in gpus]

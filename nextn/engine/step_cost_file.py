@@ -59,7 +59,7 @@ class StepCostFile:
             kept = json.loads(self.path.read_bytes())
             kept["cost"]["experts"] = tuple(kept["cost"]["experts"])
             if kept["cost"].keys() != {f.name for f in dataclasses.fields(StepCost)}:
-                raise ValueError("they are of another release")
+                raise ValueError("they were saved by another release")
             cost = StepCost(**kept["cost"])
             factors = {int(size): [float(f) for f in found] for size, found in kept["factors"].items()}
             _check(cost, factors)
@@ -78,7 +78,7 @@ class StepCostFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, json.dumps(kept, indent=1, default=str).encode())
         except OSError as e:
-            log.warning("step costs are not kept for the next start: %s", e)
+            log.warning("step costs cannot be saved for the next start: %s", e)
 
 
 def _check(cost: StepCost, factors: Factors) -> None:

@@ -26,13 +26,13 @@ def checkpoint_folder(path: str | Path, option: str = "--model-path") -> Path:
     folder = Path(path)
     if not folder.exists():
         if folder.suffix.lower() == ".gguf":
-            raise CheckpointError(f"{folder}: there is no such file; {option} names it")
+            raise CheckpointError(f"{folder}: there is no such file; {option} must name an existing file")
         raise CheckpointError(
             f"{folder}: there is no such folder; {option} must name a checkpoint folder{hub_hint(str(path))}"
         )
     if not folder.is_dir():
         raise CheckpointError(
-            f"{folder} is a file; {option} must name the folder that holds config.json, or a GGUF file"
+            f"{folder} is a file; {option} must name the folder that contains config.json, or a GGUF file"
         )
     return folder
 
@@ -40,7 +40,7 @@ def checkpoint_folder(path: str | Path, option: str = "--model-path") -> Path:
 def contents(folder: Path) -> str:
     """The contents of `folder` as a part of a message."""
     names = sorted(p.name for p in folder.iterdir())
-    return f"it holds {first_names(names)}" if names else "it is empty"
+    return f"it contains {first_names(names)}" if names else "it is empty"
 
 
 def gguf_files(folder: Path) -> list[Path] | None:
@@ -65,9 +65,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{path}: there is no such file in the folder; {contents(path.parent)}")
     if path.stat().st_size > LARGEST_JSON:
-        raise CheckpointError(
-            f"{path} has {path.stat().st_size} bytes; such a file has {LARGEST_JSON} at most"
-        )
+        raise CheckpointError(f"{path} has {path.stat().st_size} bytes; at most {LARGEST_JSON} are allowed")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
@@ -75,5 +73,5 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as e:  # UnicodeDecodeError is a ValueError
         raise CheckpointError(f"{path} is not JSON: {e}") from e
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path} holds a JSON {type(data).__name__}; a JSON object is wanted")
+        raise CheckpointError(f"{path} contains a JSON {type(data).__name__}; it must contain a JSON object")
     return data

@@ -74,13 +74,13 @@ def experts(
     top = f.integer("num_experts_per_tok", 8)
     if routed % groups or routed // groups < 2:
         raise f.error(
-            "n_group", f"it must cut the {routed} n_routed_experts into equal groups of two or more"
+            "n_group", f"it must divide the {routed} n_routed_experts into equal groups of two or more"
         )
     if top_groups > groups:
         raise f.error("topk_group", f"it must be at most n_group, {groups}")
     if top > top_groups * (routed // groups):
         raise f.error(
-            "num_experts_per_tok", f"{top_groups} groups hold only {top_groups * (routed // groups)} experts"
+            "num_experts_per_tok", f"{top_groups} groups have only {top_groups * (routed // groups)} experts"
         )
     return {
         "moe_intermediate_size": f.integer("moe_intermediate_size"), "first_k_dense_replace": dense_layers,
@@ -158,5 +158,5 @@ def token_ids(f: Fields, vocab_size: int, default: int | None) -> tuple[int, ...
     ids = () if value is None else tuple(value) if isinstance(value, list) else (value,)
     for i in ids:
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < vocab_size:
-            raise f.error("eos_token_id", f"it must be one or a list of token ids below {vocab_size}")
+            raise f.error("eos_token_id", f"it must be a token id below {vocab_size}, or a list of them")
     return ids

@@ -46,7 +46,7 @@ def architecture(config: Mapping[str, Any], source: str = "config.json") -> str:
         if any(name in family_of(family).MTP.exported for name in names for family in FAMILIES):
             raise ValueError(
                 f"{source}: architectures is {names!r}: this folder holds an MTP layer without its model; "
-                "name it by --speculative-draft-model-path, and the model by --model-path"
+                "give it with --speculative-draft-model-path, and the model with --model-path"
             )
         found = f"architectures is {names!r}"
     else:

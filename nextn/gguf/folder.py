@@ -54,8 +54,8 @@ def gguf_folder(path: Path) -> Path:
             shutil.rmtree(made, ignore_errors=True)
     except OSError as e:
         raise CheckpointError(
-            f"{path}: its tokenizer and config cannot be written below {root} ({e.strerror}); name another "
-            "folder in XDG_CACHE_HOME"
+            f"{path}: its tokenizer and config cannot be written to {root} ({e.strerror}); set "
+            "XDG_CACHE_HOME to another folder"
         ) from e
     return folder
 
@@ -77,7 +77,7 @@ def _contents(parts: Parts) -> dict[str, Any]:
     meta, tensors = parts.meta, parts.tensors
     arch = architecture(meta)
     if not tensors:
-        raise CheckpointError(f"{meta.path}: it holds a vocabulary alone, no weights")
+        raise CheckpointError(f"{meta.path}: it contains only a vocabulary, no weights")
     unreadable = [
         f"{t.name} ({t.type.name})"
         for t in tensors.values()

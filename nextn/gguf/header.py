@@ -96,8 +96,8 @@ class _Reader:
         version = self.number("I")
         if version not in VERSIONS:
             if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
-                raise self.error("it is big-endian; only little-endian GGUF files are read")
-            raise self.error(f"it is of GGUF version {version}; read are versions 2 and 3")
+                raise self.error("it is big-endian; nextn reads only little-endian GGUF files")
+            raise self.error(f"it is of GGUF version {version}; nextn reads versions 2 and 3")
         tensors, keys = self.number("Q"), self.number("Q")
         self.room(keys, 13, "keys")
         values: dict[str, Value] = {}
@@ -106,7 +106,7 @@ class _Reader:
             name = self.string(LONGEST_NAME)
             self.at = f"key {name!r}"
             if name in values:
-                raise self.error(f"{self.at} is there twice")
+                raise self.error(f"{self.at} occurs twice")
             values[name] = self.value()
         self.at = "its list of tensors"
         self.room(tensors, 28, "tensors")
@@ -134,7 +134,7 @@ class _Reader:
         left = self.limit - self.position
         if count * least > left:
             limit = f"a header has at most {LARGEST}" if self.size > LARGEST else f"{left} bytes follow"
-            raise self.error(f"{self.at}: it claims {count} {what} of {least} bytes or more, and {limit}")
+            raise self.error(f"{self.at}: it claims {count} {what} of {least} bytes or more, but {limit}")
 
     def number(self, code: str) -> int:
         begin = self.take(struct.calcsize("<" + code))
@@ -161,7 +161,7 @@ class _Reader:
     def array(self) -> Value:
         kind, length = self.number("I"), self.number("Q")
         if kind == ARRAY:
-            raise self.error(f"{self.at} is an array of arrays, which GGUF readers do not take")
+            raise self.error(f"{self.at} is an array of arrays, which nextn does not read")
         if kind != STRING:
             return self.scalars(kind, length)
         self.room(length, 8, "strings")
@@ -197,7 +197,7 @@ class _Reader:
         found = struct.unpack_from(f"<{count}{code}", self.data, begin)
         if kind == BOOL:
             if any(v > 1 for v in found):
-                raise self.error(f"{self.at}: a bool is neither 0 nor 1")
+                raise self.error(f"{self.at}: a bool must be 0 or 1")
             return [v == 1 for v in found]
         return list(found)
 
@@ -214,12 +214,12 @@ class _Reader:
             raise self.error(f"{self.at} has the shape {list(shape)}; a dimension is out of range")
         kind, start = self.number("I"), self.number("Q")
         if kind not in TYPES:
-            raise self.error(f"{self.at} is of type {kind}, which is not known")
+            raise self.error(f"{self.at} is of the unknown type {kind}")
         found = TYPES[kind]
         if shape[-1] % found.values:
             raise self.error(
-                f"{self.at} has rows of {shape[-1]} values, which are no whole blocks of {found.name} "
-                f"({found.values} values)"
+                f"{self.at} has rows of {shape[-1]} values, not a multiple of {found.name}'s blocks of "
+                f"{found.values} values"
             )
         return Tensor(name, found, shape, start, start + math.prod(shape) // found.values * found.bytes)
 
@@ -238,7 +238,7 @@ class _Reader:
         end, before = 0, ""
         for t in sorted(infos, key=lambda t: (t.start, t.end)):
             if t.name in tensors:
-                raise self.error(f"tensor {t.name!r} is there twice")
+                raise self.error(f"tensor {t.name!r} occurs twice")
             if t.start % alignment:
                 raise self.error(f"tensor {t.name!r} begins at byte {t.start}, not a multiple of {alignment}")
             if t.start < end:

@@ -72,7 +72,7 @@ class Metadata:
         changes the computation in a way that nextn does not support."""
         for key, harmless in keys.items():
             if key in self and self._get(key, None) != harmless:
-                raise self.error(key, "nextn does not compute this")
+                raise self.error(key, "nextn does not support this value")
 
     def _get(self, key: str, default: Any) -> Any:
         full = self._full(key)

@@ -78,7 +78,7 @@ def sources(
             continue
         count = tensor.rows // max(1, experts) // len(parts)
         if len(found) + experts * len(parts) > MOST:
-            raise ValueError(f"more than {MOST} matrices of {experts} experts in each layer")
+            raise ValueError(f"{experts} experts in each layer make more than {MOST} matrices")
         for expert in range(experts):
             for i, part in enumerate(parts):
                 first = (expert * len(parts) + i) * count

@@ -49,22 +49,24 @@ def read_parts(path: Path) -> Parts:
     named = PART.fullmatch(path.name)
     if named is None or (int(named[2]), int(named[3])) != (number + 1, count):
         raise CheckpointError(
-            f"{path}: it is part {number + 1} of {count}; it must be named so, as "
-            f"NAME-{number + 1:05d}-of-{count:05d}.gguf, beside the others"
+            f"{path}: it is part {number + 1} of {count}; it must be named "
+            f"NAME-{number + 1:05d}-of-{count:05d}.gguf, in one folder with the other parts"
         )
     files = [path.with_name(f"{named[1]}-{i + 1:05d}-of-{count:05d}.gguf") for i in range(count)]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise CheckpointError(f"{path}: other parts are not beside it: {', '.join(missing[:3])}{more}")
+        raise CheckpointError(f"{path}: its folder lacks other parts: {', '.join(missing[:3])}{more}")
     headers = [first if i == number else read_header(file) for i, file in enumerate(files)]
     tensors: dict[str, Tensor] = {}
     for i, header in enumerate(headers):
         if _split(header) != (count, i):
-            raise CheckpointError(f"{header.path}: its keys do not say that it is part {i + 1} of {count}")
+            raise CheckpointError(
+                f"{header.path}: its name says part {i + 1} of {count}, but its keys do not"
+            )
         for name, tensor in header.tensors.items():
             if name in tensors:
-                raise CheckpointError(f"{header.path}: tensor {name!r} is in another part too")
+                raise CheckpointError(f"{header.path}: tensor {name!r} is also in another part")
             tensors[name] = tensor
     meta = Metadata(files[0], headers[0].values)
     if meta.integer("split.tensors.count", len(tensors)) != len(tensors):
@@ -77,6 +79,7 @@ def _split(header: Header) -> tuple[int, int]:
     count, number = header.values.get("split.count", 1), header.values.get("split.no", 0)
     if type(count) is not int or type(number) is not int or not 0 <= number < max(1, count) <= 99999:
         raise CheckpointError(
-            f"{header.path}: keys 'split.count' and 'split.no' are {count!r} and {number!r}: not a part"
+            f"{header.path}: keys 'split.count' and 'split.no' are {count!r} and {number!r}; they must be "
+            "the number of parts and the part's index"
         )
     return max(1, count), number

@@ -61,7 +61,9 @@ def tokenizer_files(meta: Metadata) -> dict[str, dict[str, Any]]:
         **special,
     }
     if meta.boolean("tokenizer.ggml.add_eos_token", False):
-        raise meta.error("tokenizer.ggml.add_eos_token", "texts with an end token are not supported")
+        raise meta.error(
+            "tokenizer.ggml.add_eos_token", "an end token after each text is not supported; it must be false"
+        )
     template = _chat_template(meta)
     if template is not None:
         config["chat_template"] = template
@@ -88,7 +90,7 @@ def _no_duplicates(meta: Metadata, tokens: list[str]) -> None:
     for i, token in enumerate(tokens):
         if token in seen:
             raise CheckpointError(
-                f"{meta.path}: key 'tokenizer.ggml.tokens': {token!r} is token {seen[token]} and token {i}"
+                f"{meta.path}: key 'tokenizer.ggml.tokens': tokens {seen[token]} and {i} are both {token!r}"
             )
         seen[token] = i
 
@@ -105,7 +107,9 @@ def _special(meta: Metadata, tokens: list[str]) -> dict[str, str]:
         if number >= len(tokens):
             if ours in ("unk", "pad"):
                 continue  # nextn does not need them
-            raise meta.error(f"tokenizer.ggml.{theirs}_token_id", f"there are {len(tokens)} tokens")
+            raise meta.error(
+                f"tokenizer.ggml.{theirs}_token_id", f"it must be below the number of tokens, {len(tokens)}"
+            )
         found[f"{ours}_token"] = tokens[number]
     return found
 
@@ -117,7 +121,7 @@ def _byte_level(meta: Metadata, tokens: list[str]) -> tuple[dict[str, Any], bool
     if name not in PRE_TOKENIZERS:
         raise meta.error(
             "tokenizer.ggml.pre",
-            f"nextn does not know how it cuts texts; known are {', '.join(PRE_TOKENIZERS)}",
+            f"nextn does not support this pre-tokenizer; supported are {', '.join(PRE_TOKENIZERS)}",
         )
     pre, known = PRE_TOKENIZERS[name], set(tokens)
     merges = []
@@ -126,8 +130,8 @@ def _byte_level(meta: Metadata, tokens: list[str]) -> tuple[dict[str, Any], bool
         first, second = merge[:at], merge[at + 1 :]
         if at < 0 or not {first, second, first + second} <= known:
             raise CheckpointError(
-                f"{meta.path}: key 'tokenizer.ggml.merges': merge {i} is {merge!r}; its parts, and what they "
-                "make, must be tokens"
+                f"{meta.path}: key 'tokenizer.ggml.merges': merge {i} is {merge!r}; its two parts, and their "
+                "concatenation, must be tokens"
             )
         merges.append([first, second])
     return {

@@ -15,12 +15,12 @@ from typing import Any
 from nextn.config import EngineConfig, model_folder
 from nextn.constraint import CompiledGrammar, Constraint
 from nextn.grammar import trial
-from nextn.grammar.apart import KINDS as APART
-from nextn.grammar.apart import PROCESS, Apart
 from nextn.grammar.backends import make_backend
 from nextn.grammar.base import Backend, Vocabulary
 from nextn.grammar.fair_queue import Source
 from nextn.grammar.held import Memory
+from nextn.grammar.isolated import KINDS as ISOLATED
+from nextn.grammar.isolated import PROCESS, IsolatedGrammar
 from nextn.grammar.limits import COMPILE_STACK, Limits, stack_of_threads
 from nextn.grammar.workers import AT_ONCE, Tried, Workers
 from nextn.tokenizer import folder
@@ -99,10 +99,10 @@ class GrammarCompiler:
         Busy."""
         if self.name == "none":
             raise ValueError("structured output is off on this server (--grammar-backend none)")
-        if constraint.kind in APART and not self.memory.limits.alone:
+        if constraint.kind in ISOLATED and not self.memory.limits.alone:
             raise ValueError(
-                f"{constraint.kind}: not with --tp-size above 1. Such grammars end by time limits, which "
-                "ranks do not reach alike; use json_schema, regex or choice"
+                f"{constraint.kind} is not supported with --tp-size above 1: time limits can end such a "
+                "grammar, and ranks would reach them at different tokens; use json_schema, regex or choice"
             )
         with self._changing:
             compiling = self._compiling.get(constraint)
@@ -121,11 +121,11 @@ class GrammarCompiler:
             compiling = _Compiling(Future())
             compiling.made.set_result(held)
             return compiling
-        if constraint.kind in APART:
+        if constraint.kind in ISOLATED:
             self.memory.check_patience(constraint.kind)
         asked = {"kind": constraint.kind, "text": constraint.text}
         compiling = _Compiling(self.workers.submit(asked, source))
-        if self._loaded is None and constraint.kind not in APART:
+        if self._loaded is None and constraint.kind not in ISOLATED:
             self._submit(self._backend)  # loads the library during the trial
         with self._changing:
             self._compiling[constraint] = compiling
@@ -136,7 +136,7 @@ class GrammarCompiler:
     def _go_on(self, constraint: Constraint, compiling: _Compiling) -> None:
         """Called when the trial has ended or was cancelled."""
         if compiling.tried.cancelled():
-            self._ended(constraint, compiling, ValueError("nobody waits for it"))
+            self._ended(constraint, compiling, ValueError("no request waits for it"))
         elif (error := compiling.tried.exception()) is not None:
             assert isinstance(error, ValueError)
             message = str(error).removeprefix(f"{constraint.kind}: ")
@@ -151,14 +151,14 @@ class GrammarCompiler:
     def _make(self, constraint: Constraint, compiling: _Compiling) -> None:
         tried = compiling.tried.result()
         try:
-            if constraint.kind in APART:
-                apart = Apart(
+            if constraint.kind in ISOLATED:
+                isolated = IsolatedGrammar(
                     self.workers.child(), self.name, self.vocabulary, constraint.kind, tried.text,
                     self.memory,
                 )  # fmt: skip
-                compiled = self._with_after(constraint, apart)
+                compiled = self._with_after(constraint, isolated)
                 held = self.memory.keep(constraint, compiled, tried.bytes, PROCESS)
-                apart.held = weakref.ref(held)
+                isolated.held = weakref.ref(held)
             else:
                 compiled = self._with_after(constraint, self._backend().compile(constraint.kind, tried.text))
                 held = self.memory.keep(constraint, compiled, tried.bytes)
@@ -166,8 +166,8 @@ class GrammarCompiler:
         except ValueError as e:
             self._ended(constraint, compiling, e)
         except OSError as e:
-            log.error("no process for %s: %s", constraint.kind, e)
-            why = "there is no process to follow its texts; see the server's log"
+            log.error("no process could be started for a %s: %s", constraint.kind, e)
+            why = "no process could be started for it; see the server's log"
             self._ended(constraint, compiling, ValueError(f"{constraint.kind}: {why}"))
         except BaseException as e:  # Rust's panics are not Exceptions; no grammar may end the engine
             log.exception("%s failed on %s", self.name, constraint)
@@ -196,7 +196,9 @@ class GrammarCompiler:
             return compiled
         token = self._token_id(constraint.after)
         if token is None:
-            raise ValueError(f"{constraint.kind}: there is no token {constraint.after!r} to begin after")
+            raise ValueError(
+                f"{constraint.kind}: it begins after the token {constraint.after!r}, which does not exist"
+            )
         from nextn.grammar.after import CompiledAfter  # needs numpy; the HTTP process does not
 
         return CompiledAfter(compiled, token, self.vocabulary)

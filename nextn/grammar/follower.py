@@ -1,4 +1,4 @@
-"""Follows the texts of one constraint in its own process. This is the other end of `nextn.grammar.apart`.
+"""Follows the texts of one constraint in its own process. This is the other end of `nextn.grammar.isolated`.
 
 A question has the number of a text, how many of its tokens are still valid, and the tokens after these. The
 answer says how many of the new tokens the grammar took, and which tokens may follow.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LEAST = 25600  # bytes counted for a constraint too small to measure; from a test with 27,000 of them
 
 
-class Held:
+class CachedConstraint:
     """One compiled constraint, a `CompiledGrammar`. failure: set if it exceeded a limit; then none of its
     texts can continue."""
 
@@ -71,15 +71,13 @@ class Held:
         self.memory.stalled(seconds)
         tired = self.seconds > LEAST_PATIENCE and self.memory.patience(SLOW_MASKS) == LEAST_PATIENCE
         if tired and self.memory.limits.alone:
-            self.failure = (
-                f"to find the tokens that may follow took more than {1000 * SLOW_MASK:g} ms too often"
-            )
+            self.failure = f"computing the allowed tokens took more than {1000 * SLOW_MASK:g} ms too often"
 
 
 class _Watched:
     """A grammar in use. Measures its time and memory."""
 
-    def __init__(self, grammar: Grammar, held: Held) -> None:
+    def __init__(self, grammar: Grammar, held: CachedConstraint) -> None:
         self.grammar, self.held = grammar, held
 
     def mask(self) -> NDArray[np.bool_]:
@@ -118,7 +116,9 @@ class _Watched:
         self.grammar.rollback(count)
 
 
-def _held_again(constraint: Constraint, compiled: CompiledGrammar, size: int, limits: Limits) -> Held:
+def _held_again(
+    constraint: Constraint, compiled: CompiledGrammar, size: int, limits: Limits
+) -> CachedConstraint:
     memory = _MEMORIES.setdefault(limits, Memory(limits))
     return memory.get(constraint) or memory.taken(constraint, compiled, size)
 
@@ -130,12 +130,12 @@ class Memory:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._lock = threading.RLock()
-        self._kept: dict[Constraint, Held] = {}
-        self._all: weakref.WeakSet[Held] = weakref.WeakSet()
+        self._kept: dict[Constraint, CachedConstraint] = {}
+        self._all: weakref.WeakSet[CachedConstraint] = weakref.WeakSet()
         self.bytes = 0  # of all in `_all`, and of some that are being freed
         self._stalls, self._stalled = 0.0, time.monotonic()  # seconds, and the time of the last stall
 
-    def get(self, constraint: Constraint) -> Held | None:
+    def get(self, constraint: Constraint) -> CachedConstraint | None:
         with self._lock:
             held = self._kept.pop(constraint, None)
             if held is None or held.failure is not None:
@@ -143,19 +143,21 @@ class Memory:
             self._kept[constraint] = held
             return held
 
-    def keep(self, constraint: Constraint, compiled: CompiledGrammar, size: int, process: int = 0) -> Held:
-        """Keeps a constraint. size: bytes. process: see `Held`. Raises ValueError if it is too large, Busy if
-        there is no room."""
+    def keep(
+        self, constraint: Constraint, compiled: CompiledGrammar, size: int, process: int = 0
+    ) -> CachedConstraint:
+        """Keeps a constraint. size: bytes. process: see `CachedConstraint`. Raises ValueError if it is too
+        large, Busy if there is no room."""
         size = max(size, LEAST) + 2 * len(constraint.text)
         if size > self.limits.one:
             raise ValueError(f"{constraint.kind}: {self.limits.too_large}")
-        return self._held(Held(constraint, compiled, size, self, process), refuse=True)
+        return self._held(CachedConstraint(constraint, compiled, size, self, process), refuse=True)
 
-    def taken(self, constraint: Constraint, compiled: CompiledGrammar, size: int) -> Held:
+    def taken(self, constraint: Constraint, compiled: CompiledGrammar, size: int) -> CachedConstraint:
         """Keeps a constraint that another process has accepted. size: bytes, as counted there."""
-        return self._held(Held(constraint, compiled, size, self), refuse=False)
+        return self._held(CachedConstraint(constraint, compiled, size, self), refuse=False)
 
-    def _held(self, held: Held, refuse: bool) -> Held:
+    def _held(self, held: CachedConstraint, refuse: bool) -> CachedConstraint:
         constraint = held.constraint
         with self._lock:
             self._make_room(held.bytes)
@@ -182,30 +184,30 @@ class Memory:
         """Raises Busy if all requests waited too long lately to accept another constraint that may never
         end."""
         if self._not_forgiven() > LONGEST_MASK:
-            raise Busy(f"{kind}: constraints of this kind took the server too long; try again later")
+            raise Busy(f"{kind}: constraints of this kind took too much time recently; try again later")
 
     def _not_forgiven(self) -> float:
         return max(0.0, self._stalls - FORGIVEN * (time.monotonic() - self._stalled))
 
-    def freed(self, held: Held) -> None:
+    def freed(self, held: CachedConstraint) -> None:
         with self._lock:
             self.bytes -= held.bytes
 
-    def grown(self, held: Held, size: int) -> None:
+    def grown(self, held: CachedConstraint, size: int) -> None:
         with self._lock:
             held.bytes += size
             self.bytes += size
             if not self.limits.alone:
                 return
             if held.bytes - held.process > self.limits.one:
-                held.failure = f"with these texts {self.limits.too_large}"
+                held.failure = f"while texts used it, {self.limits.too_large}"
             self._make_room(0)
             sound = [each for each in self._all if each.failure is None]
             if sum(each.bytes for each in sound) > self.limits.memory:  # the others end soon
                 largest = max(sound, key=lambda each: each.bytes)
                 largest.failure = (
                     "the constraints in use take more than --grammar-memory-mb "
-                    f"({self.limits.memory // MIB}), and this one most"
+                    f"({self.limits.memory // MIB}), and this one is the largest"
                 )
 
     def _make_room(self, size: int) -> None:

@@ -22,7 +22,7 @@ TRIAL_STACK, COMPILE_STACK, WALK_STACK = 8 * MIB, 16 * MIB, MIB
 # constraints take at most 2 ms with a vocabulary of 128,000 tokens. SLOW_MASK, SLOW_MASKS: in use, masks
 # slower than the first may take up to the second in total, over all constraints.
 SLOWEST_MASK, SLOW_MASK, SLOW_MASKS = 0.1, 0.02, 1.0
-# Seconds to wait for a process that follows a client's grammar (`apart`). It must suffice on a busy machine.
+# Seconds to wait for a process that follows a client's grammar (`isolated`); enough on a busy machine.
 LONGEST_MASK = 0.5
 # The patience with slow and endless masks shrinks by the time that all requests recently waited for them,
 # down to LEAST_PATIENCE seconds. That wait decays by FORGIVEN seconds per second. While it exceeds
@@ -66,7 +66,7 @@ class Limits:
     @property
     def too_large(self) -> str:
         return (
-            f"it takes more than {self.one / MIB:g} MiB, a {SHARE}th of --grammar-memory-mb "
+            f"it takes more than {self.one / MIB:g} MiB, 1/{SHARE} of --grammar-memory-mb "
             f"({self.memory // MIB})"
         )
 

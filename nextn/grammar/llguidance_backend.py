@@ -60,7 +60,7 @@ class LLGuidance:
         for each in tag["structures"]:
             trigger = next((t for t in tag["triggers"] if t and each["begin"].startswith(t)), None)
             if trigger is None:
-                raise ValueError(f"structural_tag: none of the triggers begins {each['begin']!r}")
+                raise ValueError(f"structural_tag: begin {each['begin']!r} does not start with a trigger")
             schema = {**(each.get("schema") or {}), **self._whitespace}
             tags.append(StructTag(trigger=trigger, begin=each["begin"], grammar=schema, end=each["end"]))
         if not tags:
@@ -100,7 +100,7 @@ class _Grammar:
         if not self.matcher.is_error():
             return None
         why = reason(self.matcher)
-        return None if why.startswith(NO_WAY) else f"llguidance came to a limit: {why}"
+        return None if why.startswith(NO_WAY) else f"llguidance reached a limit: {why}"
 
     @property
     def accepting(self) -> bool:

@@ -56,7 +56,7 @@ def constraints(options: Mapping[str, Any]) -> Try:
         if grammar.slowest > SLOWEST_MASK:
             took, most = f"{1000 * grammar.slowest:.0f} ms", f"{1000 * SLOWEST_MASK:g} ms"
             raise ValueError(
-                f"{constraint.kind}: to find the tokens that may follow takes {took}; {most} are allowed"
+                f"{constraint.kind}: computing the allowed tokens takes {took}; the limit is {most}"
             )
         if grammar.failure is not None:
             raise ValueError(f"{constraint.kind}: {grammar.failure}")
@@ -99,7 +99,7 @@ def first_look(grammar: Grammar, kind: str) -> None:
     if grammar.failure is not None:
         raise ValueError(f"{kind}: {grammar.failure}")
     if first is None or first.dead or first.ended:
-        raise ValueError(f"{kind}: no text matches it, or the empty one alone")
+        raise ValueError(f"{kind}: it matches no text, or only the empty text")
 
 
 def walk(grammar: Grammar) -> None:

@@ -36,7 +36,7 @@ PR_SET_PDEATHSIG = 1
 # After LONG_SECONDS on a job, a child continues at a lower priority. It is not much lower, because the child
 # must also finish on a busy machine.
 LONG_SECONDS, NICE = 0.05, 5
-SWOLLEN = 32 * MIB  # a child whose memory grew this much gets no further job
+MAX_GROWTH = 32 * MIB  # a child whose memory grew this much gets no further job
 SEEN = MIB // 4  # growth from which on memory is trimmed before it is measured
 # Does a job: returns the text of the answer, and an object that stays alive while its memory is measured.
 Try = Callable[[Mapping[str, Any]], tuple[str, object]]
@@ -145,7 +145,7 @@ class Child:
                 timer.cancel()
                 if resident() - before > SEEN:
                     trim()
-                if self.nice or resident() - before > SWOLLEN:
+                if self.nice or resident() - before > MAX_GROWTH:
                     answer["last"] = True
                 self.link.sendall(json.dumps(answer).encode() + b"\n" + text)
         os._exit(0)
@@ -181,7 +181,7 @@ class Child:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         data = statm(5)
         if data:
-            most = data + self.limits.peak + SWOLLEN
+            most = data + self.limits.peak + MAX_GROWTH
             resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
     def _make_way(self) -> None:

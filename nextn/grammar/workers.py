@@ -177,7 +177,7 @@ class Workers:
             for child in list(self._children):
                 self._end(child)
                 if child.job is not None:
-                    settle(child.job, ValueError("it was not compiled: this process ends"))
+                    settle(child.job, ValueError("it was not compiled, because the server is stopping"))
             if self._parent is not None:
                 self._control.close()
                 self._parent.wait()
@@ -308,7 +308,9 @@ class Workers:
             if job is not None and (job in cancelled or child.deadline <= now):
                 started = bool(child.heard)
                 self._end(child)
-                settle(job, ValueError(self.limits.too_slow if started else "the worker does not start"))
+                settle(
+                    job, ValueError(self.limits.too_slow if started else "the grammar worker does not start")
+                )
 
     def _start_child(self) -> None:
         try:
@@ -352,7 +354,10 @@ class Workers:
         for child in list(self._children):
             self._end(child)
             if child.job is not None:
-                settle(child.job, ValueError("the worker ended while it compiled this; see the server's log"))
+                settle(
+                    child.job,
+                    ValueError("the grammar worker ended while it compiled this; see the server's log"),
+                )
 
 
 def poke(wake: socket.socket) -> None:

@@ -58,7 +58,7 @@ def _places(stats: tuple[tuple[Path, int, int], ...]) -> list[Mapping[str, _Plac
     parts = read_parts(stats[0][0])
     where = {name: i for i, header in enumerate(parts.headers) for name in header.tensors}
     if [header.path for header in parts.headers] != [path for path, *_ in stats]:
-        raise CheckpointError(f"{stats[0][0]}: its parts are others than they were")
+        raise CheckpointError(f"{stats[0][0]}: its parts have changed since they were listed")
     found: list[dict[str, _Place]] = [{} for _ in parts.headers]
     try:
         sources = architecture(parts.meta).tensors(parts.meta, parts.tensors)
@@ -88,7 +88,8 @@ def _place(parts: Parts, name: str, source: Source) -> _Place:
     format = Format(kind, tensor.type.values) if kind in BLOCKS and len(shape) == 2 else None
     if source.heads and source.count % (2 * source.heads):
         raise CheckpointError(
-            f"{path}: tensor {tensor.name!r} has {source.count} rows, no pairs of {source.heads} heads"
+            f"{path}: tensor {tensor.name!r} has {source.count} rows, not a multiple of "
+            f"2 x {source.heads} heads"
         )
     info = TensorInfo(name, kind, shape, start, start + source.count * size, format)
     return _Place(info, source, (tensor,), (path,))

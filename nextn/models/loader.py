@@ -121,7 +121,7 @@ def load_checkpoint(
         if found and not allow_non_finite:
             raise CheckpointError(
                 f"{shards.folder}: {len(found)} tensors with NaN or infinite values: {first_names(found)}; "
-                f"the files are damaged, or {ALLOW_NON_FINITE} serves them all the same"
+                f"the files are damaged; {ALLOW_NON_FINITE} serves the checkpoint anyway"
             )
         seconds = time.perf_counter() - begin
         return LoadReport(len(shards.files), len(expected), done, seconds, found, tuple(widened))
@@ -168,7 +168,7 @@ def compare(
         if name in expected or name in shared:
             shape = expected[name] if name in expected else shared[name]
             if info.shape != shape:
-                faults.wrong_shape.append(f"{name} is {list(info.shape)}, the config makes it {list(shape)}")
+                faults.wrong_shape.append(f"{name} is {list(info.shape)}, the config requires {list(shape)}")
             elif name in expected:
                 _check_dtype(shards, info, quantization, faults)
         elif name.startswith(skip_prefixes) or name.endswith(LEFTOVERS):
@@ -197,7 +197,7 @@ def _check_dtype(
     found, shape = shards.info(scale), scale_shape(info.shape, quantization.weight_block_size)
     if found.shape != shape:
         faults.wrong_shape.append(
-            f"{scale} is {list(found.shape)}, its weight's blocks make it {list(shape)}"
+            f"{scale} is {list(found.shape)}, its weight's blocks require {list(shape)}"
         )
     elif found.dtype != "F32":
         faults.wrong_dtype.append(f"{scale} is {found.dtype} (supported: F32)")

@@ -57,7 +57,9 @@ def packed_views(files: Sequence[SafetensorsFile], packed: PackedCodes) -> list[
         }
         weight = module + "weight"
         if weight in where:
-            raise CheckpointError(f"{where[name].path}: {name} is there, and {weight} too; one must go")
+            raise CheckpointError(
+                f"{where[name].path}: {name} and {weight} are both there; remove one of them"
+            )
         matrices[name] = layout(weight, found, packed)
         taken.update(module + end for end in found)
     views = []

@@ -73,7 +73,10 @@ class PackedMatrix(ABC):
                 )
         self.n, self.k = self._sizes()
         if not self.n or not self.k:
-            raise self._error(f"{self._part_name(self.codes)} is {list(parts[self.codes].info.shape)}")
+            raise self._error(
+                f"{self._part_name(self.codes)} is {list(parts[self.codes].info.shape)}; its matrix "
+                f"[{self.n}, {self.k}] is empty"
+            )
         self.bits, self.group = self._scheme()
         groups = -(-self.k // self.group)
         for end, (shape, dtypes) in self._wanted(groups).items():
@@ -92,7 +95,9 @@ class PackedMatrix(ABC):
         if zero is not None and self.packed.symmetric:
             middle = 1 << (self.bits - 1)
             if bool((zero != middle).any()):
-                raise self._error(f"{self._part_name(self.zero)} has others than {middle}, and sym is true")
+                raise self._error(
+                    f"{self._part_name(self.zero)} has zero points other than {middle}, but sym is true"
+                )
             zero = None
         index = self._groups()
         if self.info.format is not None:
@@ -158,7 +163,7 @@ class PackedMatrix(ABC):
             f"{b} bits, {'one group' if g == 0 else f'groups of {g}'}" for b, g in self.packed.schemes
         )
         raise self._error(
-            f"{self.codes} {list(codes)} and {self.scale} {list(scale)} make no matrix of {self.k} inputs in "
+            f"{self.codes} {list(codes)} and {self.scale} {list(scale)} do not fit {self.k} inputs and "
             f"quantization_config's {asked}"
         )
 
@@ -170,7 +175,7 @@ class PackedMatrix(ABC):
         if info.dtype not in dtypes:
             raise self._error(f"{info.name} is {info.dtype} (supported: {', '.join(dtypes)})")
         if info.shape != shape:
-            raise self._error(f"{info.name} is {list(info.shape)}, its matrix makes it {list(shape)}")
+            raise self._error(f"{info.name} is {list(info.shape)}, its matrix requires {list(shape)}")
 
     def _error(self, what: str) -> CheckpointError:
         return CheckpointError(
@@ -202,7 +207,8 @@ class CompressedTensors(PackedMatrix):
             or not 0 < k <= 8 * self._parts[self.codes].info.shape[1]
         ):
             raise self._error(
-                f"weight_shape is [{n}, {k}]; weight_packed is {list(self._parts[self.codes].info.shape)}"
+                f"weight_shape is [{n}, {k}], which does not fit "
+                f"weight_packed, {list(self._parts[self.codes].info.shape)}"
             )
         return n, k
 
@@ -255,9 +261,9 @@ class Gptq(PackedMatrix):
         index = self._parts["g_idx"].read().long()
         low, high, count = int(index.min()), int(index.max()), -(-self.k // self.group)
         if low < 0 or high >= count:
-            raise self._error(f"g_idx names groups {low} to {high}; there are {count}")
+            raise self._error(f"g_idx has group numbers {low} to {high}; there are {count} groups")
         if not self.packed.reordered and not torch.equal(index, ordered):
-            raise self._error("g_idx gives inputs to groups out of order, and desc_act is not true")
+            raise self._error("g_idx assigns inputs to groups out of order, but desc_act is not true")
         return index
 
     def _data(self, rows: range) -> Tensor:

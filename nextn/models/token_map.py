@@ -26,7 +26,7 @@ def read_token_map(path: Path, vocab_size: int) -> tuple[int, ...]:
     try:
         size = path.stat().st_size
         if size > vocab_size * LARGEST_ID + FRAME:
-            raise ValueError(f"it has {size} bytes, more than {vocab_size} ids take")
+            raise ValueError(f"it has {size} bytes, more than {vocab_size} ids need")
         if path.suffix == ".pt":
             found = torch.load(path, weights_only=True, map_location="cpu")
         elif path.suffix == ".npy":
@@ -40,7 +40,7 @@ def read_token_map(path: Path, vocab_size: int) -> tuple[int, ...]:
     except UNREADABLE as e:
         raise ValueError(f"--speculative-token-map {path} cannot be read: {e}") from e
     if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
-        raise ValueError(f"--speculative-token-map {path} holds no list of token ids")
+        raise ValueError(f"--speculative-token-map {path} does not contain a list of token ids")
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab_size:
         wrong = low if low < 0 else high
@@ -48,5 +48,5 @@ def read_token_map(path: Path, vocab_size: int) -> tuple[int, ...]:
             f"--speculative-token-map {path} has token id {wrong}; the model's are 0..{vocab_size - 1}"
         )
     if len(np.unique(ids)) < ids.size:
-        raise ValueError(f"--speculative-token-map {path} names a token twice")
+        raise ValueError(f"--speculative-token-map {path} contains a token id twice")
     return tuple(ids.tolist())

@@ -29,13 +29,24 @@ SHARES = {"texts": 0.4, "training": 0.5}  # shares of the time; the rest is for 
 
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--model-path", required=True, help="the base model: whatever nextn serves")
+    ap.add_argument("--model-path", required=True, help="the base model: any that nextn serves")
     ap.add_argument("--output", type=Path, required=True, help="the draft folder; must not exist")
-    ap.add_argument("--work", type=Path, help="default: build/mtp-head beside the output")
-    ap.add_argument("--minutes", type=float, default=110.0, help="of texts and training; default 110")
-    ap.add_argument("--tokens", type=int, default=2_000_000, help="texts end there, or at 40 %% of the time")
     ap.add_argument(
-        "--vocabulary", type=int, default=8192, help="tokens that drafts may have; the most frequent"
+        "--work",
+        type=Path,
+        help="texts, states and checkpoint (default: build-mtp-head beside the output)",
+    )
+    ap.add_argument(
+        "--minutes", type=float, default=110.0, help="minutes for texts and training (default: 110)"
+    )
+    ap.add_argument(
+        "--tokens",
+        type=int,
+        default=2_000_000,
+        help="maximum tokens of the texts, which also end after 40 %% of the time",
+    )
+    ap.add_argument(
+        "--vocabulary", type=int, default=8192, help="number of most frequent tokens that drafts may have"
     )
     ap.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     ap.add_argument("--seed", type=int, default=0)

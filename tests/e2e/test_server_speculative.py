@@ -103,7 +103,7 @@ def test_a_real_engine_refuses_what_it_cannot_do(fake: ServerProcess) -> None:
     body = {"prompt": "x", "speculative": {"verify": "block", "accept_threshold_acc": 0.5}}
     response = httpx.post(fake.url + "/v1/completions", json=body)
     assert response.status_code == 400
-    message = "speculative.accept_threshold_acc is 0.5: verify 'block' has no threshold"
+    message = "speculative.accept_threshold_acc is 0.5: it applies to verify 'typical' only"
     assert response.json()["error"]["message"].startswith(message)
     for mode in ("rejection", "block", "typical"):
         text, _ = complete(fake, seed=3, temperature=4.0, speculative={"verify": mode})

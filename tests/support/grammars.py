@@ -42,7 +42,7 @@ HOSTILE = {  # kind, text, expected message
     "repetition": (
         "regex",
         "((x{100}){100}){100}",
-        "(it takes more than|llguidance came to a limit|to find the tokens)",
+        "(it takes more than|llguidance reached a limit|computing the allowed tokens)",
     ),
     "length": ("regex", "a" * 1_000_000, "it takes more than"),
 }

@@ -23,7 +23,7 @@ from torch import Tensor
 from nextn.disaggregation.identity import Identity
 from nextn.disaggregation.remote import Remote
 from nextn.disaggregation.sink import Arrived, Ended, PageSink
-from nextn.disaggregation.source import Given, PageSource
+from nextn.disaggregation.source import OfferEnd, PageSource
 
 IDENTITY = Identity(
     version="1", model="m", weights="bfloat16", kernels="cpu", page_size=4, layers=3, nextn_layers=1,
@@ -59,7 +59,7 @@ class Prefill:
         self.identity = what
         self.source = PageSource(what, backend, "127.0.0.1", timeout)
         self.pools: dict[str, Tensor] = {}
-        self.given: list[Given] = []
+        self.given: list[OfferEnd] = []
 
     def offer(self, rid: str, room: int, tokens: Sequence[int]) -> None:
         self.pools[rid] = entries(self.identity, tokens)

@@ -23,7 +23,7 @@ NODES: dict[str, Any] = {"nnodes": 2, "dist_init_addr": "a:5"}
         ({"tp_size": 4, "ep_size": 3}, "--ep-size is 3: it must divide --tp-size, which is 4"),
         (
             {"tp_size": 4, "ep_size": 2, "distributed_executor_backend": "ray"},
-            "--distributed-executor-backend is 'ray': --ep-size 2: ranks that Ray places have not been tried",
+            "--distributed-executor-backend is 'ray': --ep-size 2: Ray has not been tested",
         ),
         ({"tp_size": 2, "ep_num_redundant_experts": -1}, "--ep-num-redundant-experts is -1: it must be 0 or"),
         ({"ep_num_redundant_experts": 1}, "--ep-num-redundant-experts is 1: .*; raise --ep-size, or leave"),

@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_server(group: Any) -> None:
-    group.add_argument("--backend", choices=BACKENDS, default="nextn", help="API to speak (default: nextn)")
+    group.add_argument(
+        "--backend", choices=BACKENDS, default="nextn", help="API of the server (default: nextn)"
+    )
     group.add_argument("--base-url", metavar="URL", help="a running server (default: one is started)")
     group.add_argument("--host", help="with --port, the same as --base-url (default: 127.0.0.1)")
     group.add_argument("--port", type=positive, help="port of a running server on --host")

@@ -28,11 +28,9 @@ def architecture(meta: Metadata) -> Any:
     contains no language model."""
     kind = meta.string("general.type", "model")
     if kind == "adapter":
-        raise meta.error("general.type", "a LoRA adapter is no model; name the file of the model itself")
+        raise meta.error("general.type", "a LoRA adapter is not a model; give the model's own file")
     if kind == "mmproj" or meta.arch == "clip":
-        raise CheckpointError(
-            f"{meta.path}: it is a projector of images (mmproj); name the file of the model itself"
-        )
+        raise CheckpointError(f"{meta.path}: it is an image projector (mmproj); give the model's own file")
     if meta.arch not in ARCHITECTURES:
         raise meta.error("general.architecture", f"supported are {', '.join(ARCHITECTURES)}")
     return importlib.import_module(ARCHITECTURES[meta.arch])

@@ -38,7 +38,9 @@ def sizes(meta: Metadata, tensors: Collection[str]) -> dict[str, Any]:
     meta.refuse(UNSUPPORTED)
     blocks, nextn = meta.integer(".block_count"), meta.integer(".nextn_predict_layers", 0)
     if nextn >= blocks:
-        raise meta.error(".nextn_predict_layers", f"the model has {blocks} blocks, these among them")
+        raise meta.error(
+            ".nextn_predict_layers", f"it must be less than the model's number of blocks, {blocks}"
+        )
     tokens = meta.array(TOKENS, str, [])
     found = {
         "vocab_size": meta.integer(".vocab_size", len(tokens)),
@@ -78,7 +80,7 @@ def alike(meta: Metadata, key: str) -> int:
     value = meta.values.get(meta.arch + key)
     if isinstance(value, list):
         if not value or len(set(value)) > 1 or type(value[0]) is not int or value[0] < 0:
-            raise meta.error(key, "layers that differ in it are not supported")
+            raise meta.error(key, "it must be the same for all layers")
         return int(value[0])
     return int(meta.integer(key))
 
@@ -90,7 +92,7 @@ def head_dim(meta: Metadata) -> int:
         raise meta.error(".attention.head_count", "it must be 1 or more")
     dim = meta.integer(".attention.key_length", meta.integer(".embedding_length") // count)
     if meta.integer(".attention.value_length", dim) != dim:
-        raise meta.error(".attention.value_length", f"the keys' is {dim}; they must be the same")
+        raise meta.error(".attention.value_length", f"it must equal the width of keys, {dim}")
     return int(dim)
 
 

@@ -42,7 +42,7 @@ def config(meta: Metadata, tensors: Mapping[str, Tensor], weights: object = None
     rope = meta.integer(".rope.dimension_count")
     key = meta.integer(".attention.key_length_mla", meta.integer(".attention.key_length"))
     if key <= rope:
-        raise meta.error(".rope.dimension_count", f"keys have {key} values, these among them")
+        raise meta.error(".rope.dimension_count", f"it must be less than the width of keys, {key}")
     glm = found["vocab_size"] == GLM_VOCABULARY
     found |= {
         "architectures": ["DeepseekV3ForCausalLM"],

@@ -30,7 +30,7 @@ def config(meta: Metadata, tensors: Mapping[str, Tensor], weights: object = None
     dim = common.head_dim(meta)
     turning = meta.integer(".rope.dimension_count", dim // 2)
     if not 0 < turning <= dim:
-        raise meta.error(".rope.dimension_count", f"heads have {dim} values, these among them")
+        raise meta.error(".rope.dimension_count", f"it must be between 1 and the width of heads, {dim}")
     return {
         **common.sizes(meta, tensors),
         "architectures": ["Glm4MoeForCausalLM"],

@@ -31,7 +31,7 @@ def config(
         raise meta.error(".expert_count", "Llama models with experts (Mixtral) are not supported")
     dim = common.head_dim(meta)
     if meta.integer(".rope.dimension_count", dim) != dim:
-        raise meta.error(".rope.dimension_count", f"heads have {dim} values; all of them must turn")
+        raise meta.error(".rope.dimension_count", f"it must equal the width of heads, {dim}")
     scaling = common.rope_scaling(meta)
     if FACTORS in tensors:
         scaling = llama3(meta, weights(tensors[FACTORS]), found["rope_theta"])
@@ -55,7 +55,7 @@ def llama3(meta: Metadata, stored: Sequence[float], theta: float) -> dict[str, A
         math.isclose(a, b, rel_tol=1e-4) for a, b in zip(made, stored, strict=True)
     ):
         raise meta.error(
-            ".rope.freq_base", f"the factors in tensor {FACTORS!r} are none that nextn knows (Llama 3's)"
+            ".rope.freq_base", f"the factors in tensor {FACTORS!r} are not Llama 3's, the only supported ones"
         )
     return {
         "rope_type": "llama3",

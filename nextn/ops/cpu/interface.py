@@ -27,7 +27,7 @@ KINDS = {  # their names
 }  # fmt: skip
 # NxWeight.way: how rows are multiplied with a weight.
 WAYS = (
-    "the level's own",
+    "the level's default",
     "AMX tiles",
     "dot products of bf16 pairs",
     "f32 multiply-adds",

@@ -132,7 +132,7 @@ def test_questions_are_asked_in_the_chat_template(settings: demo.Settings) -> No
     assert bodies[0]["prompt"].startswith("<｜begin▁of▁sentence｜>")
     assert questions()[0] in bodies[0]["prompt"]
     assert not any(body["ignore_eos"] for body in bodies)
-    with pytest.raises(ValueError, match="100 prompts asked for; there are 32 questions"):
+    with pytest.raises(ValueError, match="100 prompts were requested; there are only 32 questions"):
         dataclasses.replace(settings, questions=True, num_prompts=100).bodies(16)
 
 
@@ -270,7 +270,7 @@ def test_quick_has_fewer_prompts_and_texts_as_long(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--num-prompts", "65"], "65 prompts asked for; there are 64"),
+        (["--num-prompts", "65"], "65 prompts were requested; there are only 64"),
         (["--num-prompts", "0"], "0: it must be at least 1"),
         (["--speculative-num-steps", "0"], "0: it must be at least 1"),
     ],

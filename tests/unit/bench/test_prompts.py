@@ -13,5 +13,5 @@ def test_prompts_are_code_and_all_different() -> None:
 
 
 def test_too_many() -> None:
-    with pytest.raises(ValueError, match="100000 prompts asked for; there are 64"):
+    with pytest.raises(ValueError, match="100000 prompts were requested; there are only 64"):
         heldout_prompts(100_000)

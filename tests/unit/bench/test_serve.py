@@ -279,4 +279,4 @@ def test_mistakes_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", "--host", "somewhere"]) == 2
     assert "--host needs --port" in capsys.readouterr().err
     assert main(["bench", "serve", "--port", "9"]) == 1
-    assert "/v1/models names no model" in capsys.readouterr().err
+    assert "/v1/models lists no model" in capsys.readouterr().err

@@ -78,7 +78,7 @@ def test_a_difference(results: Results) -> None:
     results.texts.add(5, "text five", "with MTP, round 2")
     shown = "\n".join(printed(results))
     assert "65 texts of 32 prompts compared, 1 differ" in shown
-    assert "part at character 5" in shown
+    assert "differ from character 5" in shown
 
 
 def test_where_automatic_depth_made_no_drafts(results: Results) -> None:
@@ -117,7 +117,7 @@ def test_why_a_load_is_slower(
     lines = printed(results)
     (line,) = [line for line in lines if why in line]
     assert line.startswith(f"{slower.ratio:.2f}x at 16: {why}")
-    assert lines[-1].startswith("(a round took at most 10.0 s here; ")
+    assert lines[-1].startswith("(a round took at most 10.0 s; ")
     assert ("--speculative-num-steps auto" in line) == (with_mtp[2] > 1)
 
 

@@ -49,7 +49,7 @@ def test_from_corpus_to_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("name", "content", "size", "complaint"),
     [
-        ("a.jsonl", '{"text": "x"}\n{\n', "9", "a.jsonl, line 2: no JSON"),
+        ("a.jsonl", '{"text": "x"}\n{\n', "9", "a.jsonl, line 2: not JSON"),
         ("a.jsonl", '{"texts": "x"}\n', "9", "a.jsonl, line 1: no `text` or `prompt`"),
         ("a.txt", "", "9", "the corpus has no tokens"),
         ("a.txt", "x", "1", "a draft vocabulary of 1 tokens is too small"),

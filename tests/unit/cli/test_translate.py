@@ -94,7 +94,7 @@ def test_lines_that_people_copy() -> None:
         speculative_num_steps=3,
         speculative_num_draft_tokens=4,
     )
-    assert note.startswith("these options ask for nothing here: --trust-remote-code (no code")
+    assert note.startswith("these options have no effect here: --trust-remote-code (no code")
     assert "--trust-remote-code (no code of a checkpoint is ever run)" in note
     assert "\n" not in note
     config, note = read(
@@ -128,7 +128,7 @@ def test_all_problems_of_a_line_in_one_message(capsys: pytest.CaptureFixture[str
     )
     assert said == (
         "--pp 8 is not supported: nextn runs ranks (--tp-size, --nnodes), replicas (--dp-size) and shards of "
-        "experts (--ep-size), no more; --enable-lora, --lora-paths are not supported: LoRA adapters are not "
+        "experts (--ep-size) only; --enable-lora, --lora-paths are not supported: LoRA adapters are not "
         "served; "
         "unrecognized arguments: --bake, --mem-fraction (did you mean --mem-fraction-static?)"
     )
@@ -141,18 +141,18 @@ def test_all_problems_of_a_line_in_one_message(capsys: pytest.CaptureFixture[str
             ["--disable-decode-cuda-graph", "--device", "cuda"],
             "--disable-decode-cuda-graph is not supported: a CPU has no CUDA",
         ),
-        (["--disable-prefill-cuda-graph", "--device=cuda"], "none with --disable-cuda-graph"),
-        (["--max-prefill-tokens", "100", "--chunked-prefill-size", "512"], "is the one limit of a step"),
+        (["--disable-prefill-cuda-graph", "--device=cuda"], "only --disable-cuda-graph switches them off"),
+        (["--max-prefill-tokens", "100", "--chunked-prefill-size", "512"], "is the only limit of a step"),
         (
             ["--context-length", "5", "--max-model-len", "6"],
-            "--context-length 5 and --max-model-len 6 differ",
+            "--context-length 5 and --max-model-len 6 are the same option",
         ),
         (["--speculative-config", "{method: mtp}"], "its value '{method: mtp}' is not JSON"),
         (["--speculative-config", "[1]"], "its value is a JSON list"),
         (["--speculative-config", '{"method": "medusa"}'], "its method is 'medusa'"),
         (
             ["--speculative-config", '{"b": 1, "a": 2}'],
-            "its keys a, b mean nothing to nextn; it reads method",
+            "its keys a, b are unknown to nextn; it reads method",
         ),
         (["--speculative-config.method", "mtp"], "--speculative-config.method is not supported"),
         (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill is not supported"),
@@ -162,16 +162,22 @@ def test_all_problems_of_a_line_in_one_message(capsys: pytest.CaptureFixture[str
             "--enable-chunked-prefill false is not supported: prompts are",
         ),
         (["-x"], "unrecognized arguments: -x"),
-        (["--attn-dp-size", "2", "--dp", "4"], "it is 2, and the same option is 4 elsewhere; give one"),
-        (["--attn-dp-size", "1", "--dp", "2"], "it is 1, and the same option is 2 elsewhere; give one"),
+        (
+            ["--attn-dp-size", "2", "--dp", "4"],
+            "it is 2, and another name of the same option is 4; give one of them",
+        ),
+        (
+            ["--attn-dp-size", "1", "--dp", "2"],
+            "it is 1, and another name of the same option is 2; give one of them",
+        ),
         (
             ["--eplb-config", '{"window_size": 5}'],
-            "its keys window_size mean nothing to nextn; it reads step",
+            "its keys window_size are unknown to nextn; it reads step",
         ),
         (["--eplb-config", "2"], "its value is a JSON int"),
         (["--eplb-update-interval", "9"], "--eplb-rebalance-num-iterations, --eplb-min"),
         (["--redundant_experts_num", "x"], "give --ep-num-redundant-experts, for all"),
-        (["--tp", "4", "-ep", "--ep", "2", "--ep-size", "4"], "--ep 2 and --ep-size 4 differ"),
+        (["--tp", "4", "-ep", "--ep", "2", "--ep-size", "4"], "--ep 2 and --ep-size 4 are the same option"),
         (["--load-balance-method", "follow_bootstrap_room"], "invalid choice: 'follow_bootstrap_room'"),
     ],
 )
@@ -289,7 +295,7 @@ def test_xllms_groups() -> None:
 def test_one_machine_looks_for_nobody() -> None:
     config, note = read("--nnodes", "1", "--master_node_addr", "a:9", "--master-port", "3")
     assert (config.nnodes, config.dist_init_addr) == (1, None)
-    assert "(one machine looks for nobody)" in note
+    assert "(there is one machine only)" in note
 
 
 def test_prefill_and_decode_servers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -300,12 +306,12 @@ def test_prefill_and_decode_servers(capsys: pytest.CaptureFixture[str]) -> None:
     assert config == ServerConfig(
         model_path="M", disaggregation_mode="prefill", disaggregation_bootstrap_port=9000
     )
-    assert "--disaggregation-decode-tp (each side finds out" in note
+    assert "--disaggregation-decode-tp (each server learns" in note
     for backend in ("mooncake", "fake", "ascend"):
         said = error(capsys, "M", "--disaggregation-transfer-backend", backend)
         assert f"{backend!r} (choose from 'tcp', 'shm', 'nixl')" in said
     _, note = read("M", "--disaggregation-mode", "decode", "--disaggregation-ib-device", "mlx5_0")
-    assert "--disaggregation-ib-device (--disaggregation-transfer-backend says" in note
+    assert "--disaggregation-ib-device (--disaggregation-transfer-backend selects" in note
 
 
 def test_xllm_says_the_part_by_its_role(capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,7 +324,7 @@ def test_xllm_says_the_part_by_its_role(capsys: pytest.CaptureFixture[str]) -> N
     for words in ([], ["--enable_disagg_pd=false"], ["--enable_disagg_pd", "false"]):
         said = error(capsys, "M", *words, "--instance_role", "DECODE")
         assert "give that too, or --disaggregation-mode decode" in said
-    assert "it is PREFILL, DECODE, MIX or DEFAULT" in error(capsys, "M", "--instance-role", "x")
+    assert "it must be PREFILL, DECODE, MIX or DEFAULT" in error(capsys, "M", "--instance-role", "x")
 
 
 def test_vllm_says_the_part_in_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,12 +334,15 @@ def test_vllm_says_the_part_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert read(*given(kv_role="kv_producer"))[0].disaggregation_mode == "prefill"
     config, note = read(*given(kv_role="kv_consumer", kv_load_failure_policy="fail", kv_buffer_device="cpu"))
     assert (config.disaggregation_mode, config.disaggregation_fallback) == ("decode", "off")
-    assert "--kv-transfer-config with kv_buffer_device (pages go from pool to pool)" in note
+    assert (
+        "--kv-transfer-config with kv_buffer_device (pages are copied from pool to pool, without a buffer)"
+        in note
+    )
     for keys, why in (
-        ({"kv_role": "kv_both"}, "say --disaggregation-mode prefill or decode"),
-        ({"kv_role": "kv_producer", "kv_connector": "P2pNcclConnector"}, "as NixlConnector does"),
-        ({"kv_role": "kv_producer", "kv_load_failure_policy": "x"}, "it is recompute or fail"),
-        ({"kv_role": "kv_producer", "kv_rank": 1}, "its keys kv_rank mean nothing"),
+        ({"kv_role": "kv_both"}, "or give --disaggregation-mode"),
+        ({"kv_role": "kv_producer", "kv_connector": "P2pNcclConnector"}, "it must be NixlConnector"),
+        ({"kv_role": "kv_producer", "kv_load_failure_policy": "x"}, "it must be recompute or fail"),
+        ({"kv_role": "kv_producer", "kv_rank": 1}, "its keys kv_rank are unknown"),
     ):
         assert why in error(capsys, *given(**keys))
 
@@ -341,7 +350,7 @@ def test_vllm_says_the_part_in_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_only_servers_share_out_requests() -> None:
     known = ("--device",)
     for words in (["--instance-role", "PREFILL"], ["--kv-transfer-config", '{"kv_connector": 1}']):
-        with pytest.raises(ValueError, match="only servers share out requests"):
+        with pytest.raises(ValueError, match="only nextn serve can split requests"):
             translate(words, known)
 
 
@@ -353,7 +362,7 @@ def test_vllms_profiler(capsys: pytest.CaptureFixture[str]) -> None:
     said = error(capsys, "--profiler-config", '{"profiler": "cuda"}')
     assert "its profiler is 'cuda'" in said
     said = error(capsys, "--profiler-config", '{"torch_profiler_dir": "/d", "delay_iterations": 3}')
-    assert "its keys delay_iterations mean nothing to nextn" in said
+    assert "its keys delay_iterations are unknown to nextn" in said
     assert "/start_profile" in error(capsys, "--profile-max-prompt-length", "3")
     with pytest.raises(ValueError, match="this command records no profiles"):
         translate(["--profiler-config", given], ["--port"])

@@ -174,9 +174,9 @@ def test_each_side_waits_for_pages_that_wait_for_the_other(bootstrap: Bootstrap)
 
 
 DIFFERENT: dict[str, tuple[str, dict[str, Any]]] = {
-    "page size": ("page_size is 16 here and 32 there", {"page_size": 32}),
+    "page size": ("page_size is 16 on the decode server and 32", {"page_size": 32}),
     "model": ("model is", {"model": "fake:0.5"}),
-    "layers": ("layers is 2 here and 1 there", {"speculative_num_steps": 0}),
+    "layers": ("layers is 2 on the decode server and 1", {"speculative_num_steps": 0}),
 }
 
 

@@ -114,7 +114,7 @@ def test_grouped_query_attention(bootstrap: Bootstrap, tmp_path: Path) -> None:
 
 DIFFERENT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "layers": (
-        "nextn_layers is 1 here and 2 there",
+        "nextn_layers is 1 on the decode server and 2",
         {"speculative_num_steps": 1},
         {"speculative_num_steps": 2},
     ),

@@ -12,7 +12,7 @@ from torch import Tensor
 from nextn.disaggregation.landing import Landing
 from nextn.disaggregation.page_copies import PageCopies
 from nextn.disaggregation.sink import Ended, PageSink
-from nextn.disaggregation.source import Given, PageSource
+from nextn.disaggregation.source import OfferEnd, PageSource
 
 WHAT = identity(layers=5, page_size=16, width=288)
 TOKENS = 5_000
@@ -40,7 +40,7 @@ class Pools:
         self._out = PageCopies(self._sent, WHAT.page_size)
         self.landing = Landing(PageCopies(self._landed, WHAT.page_size), table(2))
         self.ended: list[Ended] = []
-        self.given: list[Given] = []
+        self.given: list[OfferEnd] = []
         self.most = 1000  # pieces
         self.port.routes[1] = "127.0.0.1", self.network.port
         self.source.offer("p", 1, prompt_of(1, TOKENS))

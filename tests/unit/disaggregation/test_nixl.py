@@ -46,8 +46,8 @@ def test_nothing_runs_while_nothing_is_under_way(both: Both) -> None:
     prefill, decode, _ = both
     for room in range(3):
         assert transfer(both, room) == (None, None)
-    assert not prefill.source.looks()
-    assert not decode.sink.looks()
+    assert not prefill.source.needs_polling()
+    assert not decode.sink.needs_polling()
 
 
 @needs_nixl
@@ -87,7 +87,7 @@ def test_a_byte_that_is_changed_by_a_write(both: Both, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(Agent, "write", damaging)
         _, sink = transfer(both, 1)
-    assert "a byte of a page was changed on the way" in str(sink)
+    assert "a byte of a page was corrupted on the way" in str(sink)
     assert both[1].ended["d1"].slots == 0
     assert transfer(both, 2) == (None, None)
 

@@ -13,10 +13,10 @@ from support.transfers import IDENTITY
 
 from nextn.disaggregation.buffers import Buffers
 from nextn.disaggregation.connection import Connection
-from nextn.disaggregation.door import Door
 from nextn.disaggregation.framing import Broken
 from nextn.disaggregation.layout import Layout
 from nextn.disaggregation.memory import check_backend, hand_in
+from nextn.disaggregation.memory_listener import MemoryListener
 from nextn.disaggregation.messages import Hello
 
 SLOT = 1 << 20
@@ -41,30 +41,30 @@ class Watcher:
 
 
 @pytest.fixture
-def place() -> Iterator[tuple[Watcher, Door, Connection]]:
+def place() -> Iterator[tuple[Watcher, MemoryListener, Connection]]:
     watcher, connection = Watcher(), object()  # of a connection it only has to know which one it is
-    door = Door(watcher, SLOT, lambda: None)
-    yield watcher, door, connection  # type: ignore[misc]
-    door.close()
+    listener = MemoryListener(watcher, SLOT, lambda: None)
+    yield watcher, listener, connection  # type: ignore[misc]
+    listener.close()
 
 
-def test_both_see_the_same(place: tuple[Watcher, Door, Connection]) -> None:
-    watcher, door, connection = place
+def test_both_see_the_same(place: tuple[Watcher, MemoryListener, Connection]) -> None:
+    watcher, listener, connection = place
     before = sorted(os.listdir("/dev/shm"))
-    sink = hand_in(Hello(IDENTITY, "shm", 1.0, door.name, door.key(connection)), SLOT)
+    sink = hand_in(Hello(IDENTITY, "shm", 1.0, listener.name, listener.key(connection)), SLOT)
     watcher.look()
-    source = door.memories[connection]
+    source = listener.memories[connection]
     source[3][:5] = 7
     assert sink[3][:6].tolist() == [7, 7, 7, 7, 7, 0]
     assert len(source) == len(sink) == len(source.free) == 8
     assert sorted(os.listdir("/dev/shm")) == before
-    door.forget(connection)
-    assert not door.memories
+    listener.forget(connection)
+    assert not listener.memories
 
 
-def visit(door: Door, key: bytes, files: list[int]) -> None:
+def visit(listener: MemoryListener, key: bytes, files: list[int]) -> None:
     with socket.socket(socket.AF_UNIX) as visitor:
-        visitor.connect(b"\0" + door.name.encode())
+        visitor.connect(b"\0" + listener.name.encode())
         if files:
             socket.send_fds(visitor, [key], files)
         else:
@@ -72,27 +72,27 @@ def visit(door: Door, key: bytes, files: list[int]) -> None:
 
 
 @pytest.mark.parametrize("what", ["wrong key", "no memory", "too small", "not sealed", "no memory at all"])
-def test_what_is_not_used(place: tuple[Watcher, Door, Connection], what: str) -> None:
-    watcher, door, connection = place
-    key, file = door.key(connection), os.memfd_create("test", os.MFD_ALLOW_SEALING)
+def test_what_is_not_used(place: tuple[Watcher, MemoryListener, Connection], what: str) -> None:
+    watcher, listener, connection = place
+    key, file = listener.key(connection), os.memfd_create("test", os.MFD_ALLOW_SEALING)
     read, write = os.pipe()
     if what == "wrong key":
-        hand_in(Hello(IDENTITY, "shm", 1.0, door.name, b"k" * 16), SLOT)
+        hand_in(Hello(IDENTITY, "shm", 1.0, listener.name, b"k" * 16), SLOT)
     elif what == "no memory":
-        visit(door, key, [])
+        visit(listener, key, [])
     elif what == "no memory at all":
-        visit(door, key, [read])
+        visit(listener, key, [read])
     else:
         os.ftruncate(file, 4096 if what == "too small" else 16 * SLOT)
-        visit(door, key, [file])
+        visit(listener, key, [file])
     watcher.look()
-    assert not door.memories
-    assert len(watcher.files) == 1  # the door itself
+    assert not listener.memories
+    assert len(watcher.files) == 1  # the listener itself
     for each in (file, read, write):
         os.close(each)
 
 
-def test_a_door_that_is_not_here() -> None:
+def test_a_listener_that_is_not_here() -> None:
     with pytest.raises(Broken, match="shared memory"):
         hand_in(Hello(IDENTITY, "shm", 1.0, "nobody", b"k"), SLOT)
 

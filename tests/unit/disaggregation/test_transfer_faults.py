@@ -171,7 +171,7 @@ def test_rooms_that_nobody_knows(hasty: Both) -> None:
     assert "unknown" in str(decode.ended["no offer"].error)
     prefill.whole("p", 9, 30)
     until(lambda: bool(prefill.given), prefill)
-    assert "nobody asked" in str(prefill.errors()["p"])
+    assert "no decode server requested" in str(prefill.errors()["p"])
 
 
 def test_a_room_that_is_asked_for_twice(patient: Both) -> None:
@@ -205,8 +205,8 @@ def test_servers_that_differ() -> None:
         decode.want("d", port.remote(1), 0, prompt_of(1, 30))
         until(lambda: "d" in decode.ended, prefill, decode)
         error = str(decode.ended["d"].error)
-        assert "version is 2 here and 1 there" in error
-        assert "page_size is 8 here and 4 there" in error
+        assert "version is 2 on the decode server and 1 on" in error
+        assert "page_size is 8 on the decode server and 4 on" in error
         assert not prefill.given
 
 

@@ -118,15 +118,13 @@ def test_another_one_is_made_the_current_one(monkeypatch: pytest.MonkeyPatch) ->
     taken = machine(monkeypatch, 3, current=1)
     gpus.make_current("GPU-0")
     assert taken == [0]
-    with pytest.raises(
-        ValueError, match="GPU-7, which this process does not see; leave CUDA_VISIBLE_DEVICES"
-    ):
+    with pytest.raises(ValueError, match="GPU-7, which this process cannot see; unset CUDA_VISIBLE_DEVICES"):
         gpus.make_current("GPU-7")
 
 
 def test_a_process_with_a_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    with pytest.raises(ValueError, match=r"--tp-size 2: this process has a group of torch\.distributed"):
+    with pytest.raises(ValueError, match=r"--tp-size 2: this process already has a torch\.distributed"):
         agreed([Gpu(0, "H100", "a"), Gpu(1, "H100", "b")], ["a", "b"])
 
 

@@ -110,7 +110,7 @@ def test_actors_run_what_is_there() -> None:
     [
         ({"tp_size": 1}, "Ray starts the ranks of --tp-size, which is 1"),
         ({"nnodes": 2}, "--nnodes is 2: Ray chooses the nodes; leave it out"),
-        ({"dist_init_addr": "a:1"}, "--dist-init-addr is 'a:1': Ray's ranks find each other; leave it out"),
+        ({"dist_init_addr": "a:1"}, "--dist-init-addr is 'a:1': Ray connects the ranks; leave it out"),
     ],
 )
 def test_what_does_not_go_together(options: dict[str, Any], said: str) -> None:

@@ -203,7 +203,9 @@ def test_speculative_defaults():
 @pytest.mark.parametrize("fields", [{"accept_threshold_single": 0.5}, {"accept_threshold_acc": 0.9}])
 def test_thresholds_need_a_mode_that_has_them(fields):
     engine = make(speculative_num_steps=2)
-    message = f"^speculative.{next(iter(fields))} is .*: verify 'exact' has no threshold"
+    message = (
+        f"^speculative.{next(iter(fields))} is .*: it applies to verify 'typical' only, and verify is 'exact'"
+    )
     with pytest.raises(ValueError, match=message):
         alone(engine, **fields)
     with pytest.raises(ValueError, match=message):

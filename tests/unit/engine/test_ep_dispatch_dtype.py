@@ -47,4 +47,4 @@ def test_it_is_said_at_the_start_and_to_a_server_that_computes_prompts(tmp_path:
     assert fp8.startup["expert_rows"] == "rounded to fp8: texts are others than with bf16"
     assert "expert_rows" not in bf16.startup
     (said,) = identity_of(fp8).differences(identity_of(bf16))
-    assert "as stored, rows of experts in fp8 here and" in said
+    assert "as stored, rows of experts in fp8 on the decode server and" in said

@@ -114,7 +114,9 @@ def test_machines_with_other_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     config, codes = on_two_nodes(), list[int]()
     other = threading.Thread(target=lambda: codes.append(run_node(replace(config, node_rank=1))))
     other.start()
-    with pytest.raises(ValueError, match=r"node 0 \(.*\): H100; node 1 \(.*\): A100; choose equal ones"):
+    with pytest.raises(
+        ValueError, match=r"node 0 \(.*\): H100; node 1 \(.*\): A100; choose GPUs of one kind"
+    ):
         Engine(config)
     other.join(60)
     assert codes == [1]

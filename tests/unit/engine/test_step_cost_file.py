@@ -291,7 +291,7 @@ def test_where_nothing_can_be_written_the_engine_serves(
     file.write_text("x")
     with caplog.at_level(logging.WARNING):
         assert serves(engine(file))
-    assert any("step costs are not kept for the next start: " in r.getMessage() for r in caplog.records)
+    assert any("step costs cannot be saved for the next start: " in r.getMessage() for r in caplog.records)
     assert file.read_text() == "x"
 
 

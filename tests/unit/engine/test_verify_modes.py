@@ -164,16 +164,24 @@ def test_defaults_change_while_it_runs():
     engine.set_speculative_defaults(MODES["lossy"])
     changed = run(engine, [job("default")])["default 0"]
     assert changed == run(make(speculative_num_steps=3), [job("lossy")])["lossy 0"]
-    with pytest.raises(ValueError, match=r"accept_threshold_acc is 0.5: verify 'exact' has no threshold"):
+    with pytest.raises(
+        ValueError,
+        match=r"accept_threshold_acc is 0.5: it applies to verify 'typical' only, and verify is 'exact'",
+    ):
         engine.set_speculative_defaults(SpeculativeParams(accept_threshold_acc=0.5))
 
 
 def test_thresholds_without_a_use_are_refused():
     engine = make()
     asked = SamplingParams(speculative=SpeculativeParams(accept_threshold_acc=0.5))
-    with pytest.raises(ValueError, match=r"accept_threshold_acc is 0.5: verify 'exact' has no threshold"):
+    with pytest.raises(
+        ValueError,
+        match=r"accept_threshold_acc is 0.5: it applies to verify 'typical' only, and verify is 'exact'",
+    ):
         engine.add(Request("a", [2], asked))
-    with pytest.raises(ValueError, match=r"--speculative-accept-threshold-single is 0.5: .* needs typical"):
+    with pytest.raises(
+        ValueError, match=r"--speculative-accept-threshold-single is 0.5: .* applies to verify 'typical' only"
+    ):
         make(speculative_accept_threshold_single=0.5)
     with pytest.raises(ValueError, match=r"--speculative-accept-threshold-acc is 1.5: .* between 0 and 1"):
         make(speculative_verify="typical", speculative_accept_threshold_acc=1.5)

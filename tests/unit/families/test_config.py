@@ -170,11 +170,11 @@ def test_generation_config_is_merged(tmp_path):
         ({"architectures": 5}, "architectures is [5]: not supported"),
         ({"architectures": None, "model_type": []}, "it has no architectures, and model_type is []"),
         ({"norm_topk_prob": 1}, "norm_topk_prob is 1; it must be true or false"),
-        ({"n_group": 3}, "n_group is 3; it must cut the 8 n_routed_experts into equal groups"),
-        ({"n_group": 8}, "n_group is 8; it must cut the 8 n_routed_experts into equal groups of two or more"),
+        ({"n_group": 3}, "n_group is 3; it must divide the 8 n_routed_experts into equal groups"),
+        ({"n_group": 8}, "n_group is 8; it must divide the 8 n_routed_experts into equal groups of two"),
         ({"topk_group": 5}, "topk_group is 5; it must be at most n_group, 4"),
-        ({"num_experts_per_tok": 5}, "num_experts_per_tok is 5; 2 groups hold only 4 experts"),
-        ({"eos_token_id": 48}, "eos_token_id is 48; it must be one or a list of token ids below 48"),
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok is 5; 2 groups have only 4 experts"),
+        ({"eos_token_id": 48}, "eos_token_id is 48; it must be a token id below 48, or a list of them"),
         ({"eos_token_id": [1, "2"]}, "eos_token_id is [1, '2']"),
         ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn'; it must be a JSON object or null"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; supported: None or 1"),
@@ -260,7 +260,7 @@ def test_broken_files(tmp_path):
     config = tmp_path / "config.json"
     for text, message in (
         ("{", r"config\.json is not JSON: "),
-        ("[1]", "holds a JSON list"),
+        ("[1]", "contains a JSON list"),
         ("[" * 10**5, "JSON"),
     ):
         config.write_text(text)

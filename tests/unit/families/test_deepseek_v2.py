@@ -56,7 +56,7 @@ def test_routers_have_no_bias(changes):
         ({"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'; supported: 'greedy' or 'group_limited"),
         ({"norm_topk_prob": True}, "norm_topk_prob is True; supported: False"),
         ({"n_group": None}, "n_group is None; it must be an integer >= 1"),
-        ({"n_group": 3}, "n_group is 3; it must cut the 8 n_routed_experts into equal groups"),
+        ({"n_group": 3}, "n_group is 3; it must divide the 8 n_routed_experts into equal groups"),
         ({"num_experts_per_tok": None}, "num_experts_per_tok is None; it must be an integer"),
     ],
 )

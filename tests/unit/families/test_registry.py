@@ -34,7 +34,9 @@ def test_every_family_has_what_is_asked_of_it():
 
 @pytest.mark.parametrize("name", NEXTN_NAMES)
 def test_an_export_of_the_mtp_layer_is_no_model(name):
-    with pytest.raises(ValueError, match="MTP layer without its model; name it by --speculative-draft-model"):
+    with pytest.raises(
+        ValueError, match="MTP layer without its model; give it with --speculative-draft-model"
+    ):
         registry.architecture({"architectures": [name]})
 
 

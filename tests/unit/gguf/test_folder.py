@@ -102,14 +102,14 @@ def test_a_file_that_cannot_be_served_leaves_nothing(tmp_path, cache):
 def test_no_place_to_write(tiny, cache):
     cache.parent.parent.mkdir()
     cache.parent.touch()
-    with pytest.raises(CheckpointError, match=r"tiny\.gguf: .* cannot be written below .*XDG_CACHE_HOME"):
+    with pytest.raises(CheckpointError, match=r"tiny\.gguf: .* cannot be written to .*XDG_CACHE_HOME"):
         gguf_folder(tiny)
 
 
 @pytest.mark.parametrize(
     ("tensors", "said"),
     [
-        ([], "it holds a vocabulary alone, no weights"),
+        ([], "it contains only a vocabulary, no weights"),
         (
             [tensor("blk.0.ffn_down.weight", [256], 16, 0), tensor("output.weight", [32], 20, 96)],
             "2 tensors are of a type that nextn does not read: blk.0.ffn_down.weight (IQ2_XXS), "
@@ -138,7 +138,7 @@ def test_rope_factors_are_read_from_the_file(tmp_path):
 
     made = {k: guessed(v) for k, v in keys.items()}
     file = tmp_path / "m.gguf"
-    for values, said in (([1.0, 1.0, 1.0, 1.0], None), ([1.0, 2.0, 9.0, 9.0], "none that nextn knows")):
+    for values, said in (([1.0, 1.0, 1.0, 1.0], None), ([1.0, 2.0, 9.0, 9.0], "are not Llama 3's")):
         data = struct.pack("<4f", *values) + bytes(16)
         file.write_bytes(gguf_bytes(made, [tensor("rope_freqs.weight", [4], F32_TENSOR, 0)], data))
         if said is None:
@@ -160,8 +160,8 @@ def test_what_is_a_gguf_file(tiny, tmp_path):
     assert [is_gguf(p) for p in (tiny, nameless, text, tmp_path)] == [True, True, False, False]
     assert gguf_folder(nameless).name.startswith("sha256-12ab-")
     for path, said in (
-        (text, "is a file; --model-path must name the folder that holds config.json, or a GGUF file"),
-        (tmp_path / "no.gguf", "there is no such file; --model-path names it"),
+        (text, "is a file; --model-path must name the folder that contains config.json, or a GGUF file"),
+        (tmp_path / "no.gguf", "there is no such file; --model-path must name an existing file"),
     ):
         with pytest.raises(CheckpointError, match=said):
             checkpoint_folder(model_folder(str(path)))

@@ -170,7 +170,7 @@ FAULTS = {
     "no such type in an array": (
         gguf_bytes([("k", struct.pack("<IIQ", ARRAY, 77, 1))]) + bytes(9), "type 77",
     ),
-    "no bool": (gguf_bytes([("k", struct.pack("<IB", BOOL, 2))]), "neither 0 nor 1"),
+    "no bool": (gguf_bytes([("k", struct.pack("<IB", BOOL, 2))]), "a bool must be 0 or 1"),
     "no UTF-8": (gguf_bytes([("k", struct.pack("<I", STRING) + string(b"\xff"))]), "not UTF-8"),
     "no UTF-8 in an array": (
         gguf_bytes([("k", struct.pack("<IIQ", ARRAY, STRING, 1) + string(b"\xff"))]), "not UTF-8",
@@ -178,17 +178,17 @@ FAULTS = {
     "a name that is no UTF-8": (
         b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string(b"\xff") + value(U32, 1), "not UTF-8",
     ),
-    "a key twice": (gguf_bytes([ARCH, ARCH]), "is there twice"),
+    "a key twice": (gguf_bytes([ARCH, ARCH]), "occurs twice"),
     "a tensor twice": (
-        gguf_bytes([], [tensor("t", [8], 0, 0), tensor("t", [8], 0, 32)], bytes(64)), "'t' is there twice",
+        gguf_bytes([], [tensor("t", [8], 0, 0), tensor("t", [8], 0, 32)], bytes(64)), "'t' occurs twice",
     ),
     "no dimensions": (gguf_bytes([], [tensor("t", [], 0, 0)], bytes(64)), "0 dimensions"),
     "five dimensions": (gguf_bytes([], [tensor("t", [1] * 5, 0, 0)], bytes(64)), "5 dimensions"),
     "an empty dimension": (gguf_bytes([], [tensor("t", [8, 0], 0, 0)], bytes(64)), "out of range"),
     "a huge dimension": (gguf_bytes([], [tensor("t", [8, HUGE], 0, 0)], bytes(64)), "out of range"),
     "a huge product": (gguf_bytes([], [tensor("t", [1 << 39] * 4, 0, 0)], bytes(64)), "cut short in tensor"),
-    "no such tensor type": (gguf_bytes([], [tensor("t", [8], 99, 0)], bytes(64)), "'t' is of type 99"),
-    "part of a block": (gguf_bytes([], [tensor("t", [33], 8, 0)], bytes(99)), "no whole blocks of Q8_0"),
+    "no such tensor type": (gguf_bytes([], [tensor("t", [8], 99, 0)], bytes(64)), "of the unknown type 99"),
+    "part of a block": (gguf_bytes([], [tensor("t", [33], 8, 0)], bytes(99)), "multiple of Q8_0's"),
     "an odd offset": (gguf_bytes([], [tensor("t", [8], 0, 4)], bytes(64)), "not a multiple of 32"),
     "a huge offset": (gguf_bytes([], [tensor("t", [8], 0, HUGE)], bytes(64)), "cut short in tensor 't'"),
     "tensors that overlap": (

@@ -52,5 +52,7 @@ def test_the_token_is_the_tokenizer_s():
     grammars = GrammarCompiler(EngineConfig(), 4096, frozenset({1}))
     grammar = grammars.compile(Constraint("regex", "[0-9]", "<｜User｜>")).begin()
     assert grammar.mask().sum() == 4095
-    with pytest.raises(ValueError, match="regex: there is no token '<nothing>' to begin after"):
+    with pytest.raises(
+        ValueError, match="regex: it begins after the token '<nothing>', which does not exist"
+    ):
         grammars.compile(Constraint("regex", "[0-9]", "<nothing>"))

@@ -51,7 +51,7 @@ def test_those_in_use_stay_and_others_wait_their_turn():
 
 def test_one_may_take_an_eighth():
     with pytest.raises(
-        ValueError, match=r"regex: it takes more than 2 MiB, a 8th of --grammar-memory-mb \(16\)"
+        ValueError, match=r"regex: it takes more than 2 MiB, 1/8 of --grammar-memory-mb \(16\)"
     ):
         keep(Memory(LIMITS), 0, 2 * MIB)
 
@@ -87,7 +87,7 @@ def test_one_that_grows_too_much_ends_and_is_forgotten(growing):
     assert grammar.mask().any()
     assert grammar.failure is None
     assert not grammar.mask().any()
-    assert grammar.failure == "with these texts it takes more than 2 MiB, a 8th of --grammar-memory-mb (16)"
+    assert grammar.failure == "while texts used it, it takes more than 2 MiB, 1/8 of --grammar-memory-mb (16)"
     assert not other.mask().any()  # what has grown is common to both
     assert memory.get(constraint(0)) is None
     cursor = GrammarCursor(grammar, frozenset({1}))
@@ -130,7 +130,9 @@ def test_all_together_may_not_grow_too_much(growing):
     assert not all(grown[-4:])
     assert sum(held.bytes for held in used if held.failure is None) <= LIMITS.memory
     failures = {held.failure for held in used if held.failure}
-    assert failures == {"the constraints in use take more than --grammar-memory-mb (16), and this one most"}
+    assert failures == {
+        "the constraints in use take more than --grammar-memory-mb (16), and this one is the largest"
+    }
 
 
 class Limited(ToyGrammar):
@@ -178,7 +180,7 @@ def test_one_whose_masks_take_long_ends(monkeypatch):
     monkeypatch.setattr(Toy, "begin", lambda self: Slow(12, length=400, spread=2))
     grammar = keep(Memory(LIMITS), 0).begin()
     assert [bool(grammar.mask().any()) for _ in range(5)] == [True, True, True, False, False]
-    assert grammar.failure == "to find the tokens that may follow took more than 20 ms too often"
+    assert grammar.failure == "computing the allowed tokens took more than 20 ms too often"
 
 
 def test_patience_shrinks_while_everybody_waits(monkeypatch):
@@ -192,11 +194,11 @@ def test_patience_shrinks_while_everybody_waits(monkeypatch):
     other.delay(LEAST_PATIENCE)
     assert other.failure is None
     slow.delay(0.1 * SLOW_MASKS)
-    assert slow.failure == "to find the tokens that may follow took more than 20 ms too often"
+    assert slow.failure == "computing the allowed tokens took more than 20 ms too often"
     assert memory.patience(0.5) == LEAST_PATIENCE
     other.delay(0.01)
-    assert other.failure == "to find the tokens that may follow took more than 20 ms too often"
-    with pytest.raises(Busy, match="ebnf: constraints of this kind took the server too long; try again"):
+    assert other.failure == "computing the allowed tokens took more than 20 ms too often"
+    with pytest.raises(Busy, match="ebnf: constraints of this kind took too much time recently; try again"):
         memory.check_patience("ebnf")
     now[0] += 10 / FORGIVEN
     memory.check_patience("ebnf")

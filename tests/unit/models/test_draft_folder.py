@@ -205,7 +205,7 @@ def test_missing_and_foreign_tensors_bear_the_folders_own_names(tmp_path: Path) 
     for shown in (
         "model.hnorm.weight", "model.layers.0.self_attn.o_proj.weight",
         "1 unexpected: model.layers.0.rot.weight",
-        "model.shared_head.head.weight is [47, 32], the config makes it [48, 32]",
+        "model.shared_head.head.weight is [47, 32], the config requires [48, 32]",
     ):  # fmt: skip
         assert shown in str(error.value)
 

@@ -115,14 +115,14 @@ def test_parts_are_one_model(source, tmp_path):
         assert report.files == len(parts)
         assert all(torch.equal(found[n], want[n]) for n in want)
     parts[2].rename(tmp_path / "gone")
-    with pytest.raises(CheckpointError, match=f"other parts are not beside it: {parts[2].name}"):
+    with pytest.raises(CheckpointError, match=f"its folder lacks other parts: {parts[2].name}"):
         model_folder(str(parts[0]))
 
 
 def test_a_part_by_another_name(source, tmp_path):
     first = as_gguf(source.folder, tmp_path / "m.gguf", "q8_0", split=20)
     other = first.rename(tmp_path / "other.gguf")
-    with pytest.raises(CheckpointError, match=r"it is part 1 of [0-9]+; it must be named so"):
+    with pytest.raises(CheckpointError, match=r"it is part 1 of [0-9]+; it must be named NAME-"):
         model_folder(str(other))
 
 

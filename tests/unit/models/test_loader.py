@@ -157,8 +157,8 @@ def test_every_fault_is_listed_at_once(tmp_path):
     assert "1 missing: model.norm.weight" in message
     assert "1 unexpected: model.layers.0.self_attn.bias" in message
     assert "2 of the wrong shape" in message
-    assert "lm_head.weight is [48, 31], the config makes it [48, 32]" in message
-    assert "model.layers.3.shared_head.head.weight is [47, 32], the config makes it [48, 32]" in message
+    assert "lm_head.weight is [48, 31], the config requires [48, 32]" in message
+    assert "model.layers.3.shared_head.head.weight is [47, 32], the config requires [48, 32]" in message
     assert "1 of the wrong dtype: model.embed_tokens.weight is I64 (supported: F32, BF16, F16)" in message
 
 
@@ -178,7 +178,7 @@ FP8_NAME = "model.layers.0.mlp.down_proj.weight"
         (lambda t: t.pop(FP8_NAME + "_scale_inv"), f"1 missing: {FP8_NAME}_scale_inv"),
         (
             lambda t: t.update({FP8_NAME + "_scale_inv": torch.ones(2, 2)}),
-            f"{FP8_NAME}_scale_inv is [2, 2], its weight's blocks make it [2, 3]",
+            f"{FP8_NAME}_scale_inv is [2, 2], its weight's blocks require [2, 3]",
         ),
         (
             lambda t: t.update({FP8_NAME + "_scale_inv": torch.ones(2, 3).bfloat16()}),
@@ -207,7 +207,7 @@ def test_fp8_weights_without_quantization_config(tmp_path):
 def test_no_safetensors_file(tmp_path):
     refused(tmp_path, "neither model.safetensors nor .*; it is empty")
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    refused(tmp_path, "neither model.safetensors nor .*; it holds pytorch_model.bin")
+    refused(tmp_path, "neither model.safetensors nor .*; it contains pytorch_model.bin")
     refused(tmp_path / "nowhere", "there is no such folder")
 
 

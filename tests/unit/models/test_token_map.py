@@ -28,10 +28,10 @@ def test_every_format(tmp_path: Path) -> None:
     [
         ("[1, 100]", r"token id 100; the model's are 0..99"),
         ("[-1, 5]", "token id -1"),
-        ("[5, 5]", "names a token twice"),
-        ("[]", "no list of token ids"),
-        ("[[1], [2]]", "no list of token ids"),
-        ("[1.5]", "no list of token ids"),
+        ("[5, 5]", "contains a token id twice"),
+        ("[]", "does not contain a list of token ids"),
+        ("[[1], [2]]", "does not contain a list of token ids"),
+        ("[1.5]", "does not contain a list of token ids"),
         ("{", "cannot be read"),
     ],
 )

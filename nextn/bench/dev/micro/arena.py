@@ -34,7 +34,7 @@ class Arena:
         steps = [align(size, LINE) for size in sizes]
         count = self.data.nbytes // sum(steps)
         if count == 0:
-            raise ValueError(f"{self.data.nbytes} bytes have no room for {shapes} in {dtype}")
+            raise ValueError(f"{self.data.nbytes} bytes are too few for {shapes} in {dtype}")
         found, at = [], 0
         for _ in range(min(count, MOST)):
             tensors = []

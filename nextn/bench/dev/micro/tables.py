@@ -14,9 +14,9 @@ from nextn.bench.dev.micro.results import Micro, OpMeasurement
 from nextn.bench.dev.micro.steps import StepMeasurement
 
 MODEL = (
-    "Reading is bytes over the read bandwidth. Arithmetic is operations over the peak of what the last "
-    "column names; of several, each counts by its share. If the measured time is near their max, the longer "
-    "of the two is waited for, and the other hides behind it. If it is near their sum, they take turns."
+    "Reading is bytes over the read bandwidth. Arithmetic is operations over the peak of the instructions in "
+    "the last column; if there are several, each counts by its share. If the measured time is near their "
+    "max, reading and arithmetic overlap. If it is near their sum, they take turns."
 )
 BUSY = 1.5  # above this ratio of slow to fast reads, the summary warns that the machine was busy
 

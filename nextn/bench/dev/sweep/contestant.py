@@ -70,7 +70,7 @@ async def meet(spec: SideSpec, url: str, tokenizer: str | None, api_key: str | N
         context = None
     target = await find_target(url, None, tokenizer, api_key)
     if target.model is None and spec.backend != "sglang":
-        raise BenchError(f"the side {spec.name}: {url}/v1/models names no model")
+        raise BenchError(f"the side {spec.name}: {url}/v1/models lists no model")
     try:
         info = await get(url, "/server_info", api_key)
     except BenchError:

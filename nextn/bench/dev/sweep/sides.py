@@ -51,7 +51,7 @@ def option_side(text: str) -> SideSpec:
         raise ValueError(f"--side {text}: {e}") from e
     for word in words:
         if word.partition("=")[0] in OURS:
-            raise ValueError(f"--side {text}: {word} is the benchmark's to choose; leave it out")
+            raise ValueError(f"--side {text}: the benchmark sets {word}; leave it out")
     return SideSpec(name, words)
 
 
@@ -80,7 +80,7 @@ def check_sides(sides: Sequence[SideSpec]) -> None:
     """Raises ValueError if there are fewer than two sides, or if two have the same name."""
     names = [side.name for side in sides]
     if len(names) < 2:
-        raise ValueError(f"one side ({names[0]}) is no comparison; add one with --side or --num-steps")
+        raise ValueError(f"there is only one side ({names[0]}); add another with --side or --num-steps")
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"two sides are called {name!r}; give each a name of its own")
+            raise ValueError(f"two sides are called {name!r}; give them different names")

@@ -27,9 +27,9 @@ def heading(results: Results) -> list[str]:
     rounds = "1 round" if results.rounds == 1 else f"medians of {results.rounds} rounds"
     sampled = "greedy" if results.temperature == 0 else f"temperature {results.temperature:g}, seeded"
     fresh = (
-        "no side keeps a prefix cache: every round does all of its work"
+        "no side keeps a prefix cache: every round computes all of its prompts"
         if results.salt is None
-        else f"in every round the prompts begin with a new line (salt {results.salt}): no cache knows them"
+        else f"in every round the prompts begin with a new line (salt {results.salt}): no cache contains them"
     )
     return [
         *sides,

@@ -470,9 +470,9 @@ def test_a_grammar_that_cannot_go_on_is_an_error(tokenizer: Tokenizer) -> None:
     engine = client()
     gen = generation(engine, tokenizer)
     (messages,) = steps(gen.choices[0].request.rid, [5, 6], [], "error")
-    messages.outputs[0].error = "the grammar has no way to go on from here"
+    messages.outputs[0].error = "the grammar allows no further token"
     messages.outputs[0].error_code = "grammar_error"
-    with pytest.raises(ApiError, match="the grammar has no way to go on") as error:
+    with pytest.raises(ApiError, match="the grammar allows no further token") as error:
         run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), [messages])
     assert (error.value.status, error.value.code) == (400, "grammar_error")
     assert engine.active == 0

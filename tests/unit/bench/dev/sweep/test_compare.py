@@ -276,8 +276,8 @@ def test_a_context_that_is_too_short(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--num-steps", "0"], "one side (MTP off) is no comparison"),
-        (["--side", "a=--port 80", "--side", "b="], "--port is the benchmark's to choose"),
+        (["--num-steps", "0"], "there is only one side (MTP off)"),
+        (["--side", "a=--port 80", "--side", "b="], "the benchmark sets --port"),
         (["--base-url-side", "a=ftp://h"], "is not a URL"),
         (["--base-url-side", "a=http://h", "--base-url-side", "b=http://i", "--", "--threads", "1"],
          "--threads: options after -- are for servers started here"),

@@ -46,8 +46,8 @@ def test_servers_that_run(text: str, url: str, backend: str) -> None:
         (option_side, "=--threads 1", "it must be NAME="),
         (option_side, "a|b=--threads 1", "it must be NAME="),
         (option_side, "a='--threads", "No closing quotation"),
-        (option_side, "a=--port 1", "--port is the benchmark's to choose"),
-        (option_side, "a=--host=::", "--host=:: is the benchmark's to choose"),
+        (option_side, "a=--port 1", "the benchmark sets --port"),
+        (option_side, "a=--host=::", "the benchmark sets --host=::"),
         (url_side, "a", r"it must be NAME=\[BACKEND\+\]URL"),
         (url_side, "a=tgi+http://h", "backend 'tgi'; choose from nextn, sglang"),
         (url_side, "a=h:8000", "'h:8000' is not a URL such as"),
@@ -61,7 +61,7 @@ def test_refusals(make: object, text: str, message: str) -> None:
 
 def test_a_comparison_has_two_sides_with_names_of_their_own() -> None:
     check_sides(num_steps_sides("0,1"))
-    with pytest.raises(ValueError, match=r"one side \(MTP off\) is no comparison"):
+    with pytest.raises(ValueError, match=r"there is only one side \(MTP off\)"):
         check_sides(num_steps_sides("0"))
     with pytest.raises(ValueError, match="two sides are called '1 draft'"):
         check_sides([*num_steps_sides("0,1"), option_side("1 draft=")])

@@ -136,7 +136,7 @@ def test_a_differing_text_is_told(make_results: Any) -> None:
     assert results.ok
     results.identity.add(1, 0, 2, "text two", "1 draft, round 3")
     assert "9 texts of 4 prompts compared, 1 differ" in verdict(results)
-    assert "prompt 2 has two texts; they part at character 5" in verdict(results)
+    assert "prompt 2 has two texts; they differ from character 5 on" in verdict(results)
     assert not results.ok
 
 

@@ -15,10 +15,10 @@ from support.server_process import until
 
 from nextn.config import EngineConfig
 from nextn.constraint import Constraint, GrammarCursor
-from nextn.grammar import apart as module
-from nextn.grammar.apart import Apart
+from nextn.grammar import isolated as module
 from nextn.grammar.compiler import GrammarCompiler
-from nextn.grammar.held import Held
+from nextn.grammar.held import CachedConstraint
+from nextn.grammar.isolated import IsolatedGrammar
 from nextn.grammar.limits import LEAST_PATIENCE, LONGEST_MASK, Busy
 
 GBNF = 'root ::= item ("," item)* ";"\nitem ::= [a-z]+ | "(" item ")"'
@@ -33,15 +33,15 @@ def grammars():
     made.workers.close()
 
 
-def apart_of(held: Held) -> Apart:
-    assert isinstance(held.compiled, Apart)
+def isolated_of(held: CachedConstraint) -> IsolatedGrammar:
+    assert isinstance(held.compiled, IsolatedGrammar)
     return held.compiled
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda c: c.kind)
 def test_the_answers_are_those_of_this_process(grammars, constraint):
     held = grammars.compile(constraint)
-    here = pickle.loads(pickle.dumps(apart_of(held)))  # followed by whoever has it
+    here = pickle.loads(pickle.dumps(isolated_of(held)))  # followed by whoever has it
     rng = random.Random(0)
     for _ in range(4):
         one, other = held.begin(), here.begin()
@@ -66,7 +66,7 @@ def test_the_answers_are_those_of_this_process(grammars, constraint):
 
 def test_only_grammars_that_a_client_wrote(grammars):
     for kind, text in (("regex", "[0-9]+"), ("choice", '["a"]'), ("json_schema", "{}")):
-        assert not isinstance(grammars.compile(Constraint(kind, text)).compiled, Apart)
+        assert not isinstance(grammars.compile(Constraint(kind, text)).compiled, IsolatedGrammar)
 
 
 def test_an_answer_that_does_not_come_ends_its_constraint_alone(grammars):
@@ -74,7 +74,7 @@ def test_an_answer_that_does_not_come_ends_its_constraint_alone(grammars):
     assert well.mask().any()
     constraint = Constraint("ebnf", 'root ::= "x"+ ";"')
     held = grammars.compile(constraint)
-    pid = apart_of(held).pid
+    pid = isolated_of(held).pid
     assert pid in children(grammars.workers.pid)
     one, two = held.begin(), held.begin()
     token = int(one.mask().nonzero()[0][0])
@@ -84,7 +84,7 @@ def test_an_answer_that_does_not_come_ends_its_constraint_alone(grammars):
     began = time.monotonic()
     took = cursor.commit([token])
     assert time.monotonic() - began >= LONGEST_MASK
-    assert took.error == "to find the tokens that may follow takes more than 500 ms"
+    assert took.error == "computing the allowed tokens takes more than 500 ms"
     assert not two.mask().any()
     assert two.failure == took.error
     assert well.mask().any()
@@ -97,16 +97,16 @@ def test_an_answer_that_does_not_come_ends_its_constraint_alone(grammars):
 
 def test_a_process_that_dies_ends_its_texts(grammars):
     held = grammars.compile(Constraint("ebnf", 'root ::= "y"+ ";"'))
-    pid = apart_of(held).pid
+    pid = isolated_of(held).pid
     text = held.begin()
     os.kill(pid, signal.SIGKILL)
     assert not text.mask().any()
-    assert text.failure == "the process that follows its texts has ended; it may have grown too large"
+    assert text.failure == "the process of this grammar ended, perhaps because it used too much memory"
 
 
 def test_growth_counts_as_the_constraints(grammars, monkeypatch):
     held = grammars.compile(CONSTRAINTS[1])
-    before, asked = held.bytes + held.unseen, module.Apart._read  # a page may not be counted yet
+    before, asked = held.bytes + held.unseen, module.IsolatedGrammar._read  # a page may not be counted yet
 
     def grown(self, count):
         data = asked(self, count)
@@ -115,7 +115,7 @@ def test_growth_counts_as_the_constraints(grammars, monkeypatch):
             data = module.ANSWER.pack(taken, state, 3 << 20, took, length)
         return data
 
-    monkeypatch.setattr(module.Apart, "_read", grown)
+    monkeypatch.setattr(module.IsolatedGrammar, "_read", grown)
     held.begin().mask()
     assert held.bytes == before + (3 << 20)
 
@@ -129,7 +129,7 @@ def test_an_interrupted_answer_is_nobody_elses(grammars, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(module.Apart, "_read", interrupt)
+        patched.setattr(module.IsolatedGrammar, "_read", interrupt)
         with pytest.raises(KeyboardInterrupt):
             text.advance([token])
     assert not held.begin().mask().any()
@@ -140,12 +140,14 @@ def test_an_interrupted_answer_is_nobody_elses(grammars, monkeypatch):
 def test_what_does_not_compile_after_all(grammars):
     """The report of its end is not taken for its number."""
     with pytest.raises(ValueError, match="ebnf: "):
-        Apart(grammars.workers.child(), "llguidance", grammars.vocabulary, "ebnf", "no Lark", grammars.memory)
+        IsolatedGrammar(
+            grammars.workers.child(), "llguidance", grammars.vocabulary, "ebnf", "no Lark", grammars.memory
+        )
 
 
 def test_its_own_slow_masks_count(grammars, monkeypatch):
     held = grammars.compile(Constraint("ebnf", 'root ::= "v"+ ";"'))
-    asked = module.Apart._read
+    asked = module.IsolatedGrammar._read
 
     def slow(self, count):
         data = asked(self, count)
@@ -154,7 +156,7 @@ def test_its_own_slow_masks_count(grammars, monkeypatch):
             data = module.ANSWER.pack(taken, state, growth, 0.6, length)
         return data
 
-    monkeypatch.setattr(module.Apart, "_read", slow)
+    monkeypatch.setattr(module.IsolatedGrammar, "_read", slow)
     text = held.begin()
     assert text.mask().any()
     assert grammars.memory.patience(0.5) == LEAST_PATIENCE
@@ -182,7 +184,7 @@ def test_little_memory_is_enough_for_a_process():
 
 def test_its_process_ends_with_it(grammars):
     held = grammars.compile(Constraint("ebnf", 'root ::= "z"+ ";"'))
-    pid = apart_of(held).pid
+    pid = isolated_of(held).pid
     grammars.compile(Constraint("regex", "z+"))  # what was compiled last may stay a little longer
     del grammars.memory._kept[held.constraint], held
     until(lambda: not runs(pid))

@@ -7,7 +7,7 @@ import os
 import threading
 
 
-class Bell:
+class WakeupPipe:
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
@@ -15,17 +15,17 @@ class Bell:
         self._open, self._lock = True, threading.Lock()
 
     def fileno(self) -> int:
-        """Readable from `ring` to `clear`."""
+        """Readable from `wake` to `clear`."""
         return self._read
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Makes `fileno` readable. Any thread may call it. After `close` it does nothing."""
         with self._lock, contextlib.suppress(BlockingIOError):  # the pipe is full: it is readable already
             if self._open:
                 os.write(self._write, b"!")
 
     def clear(self) -> None:
-        """Call it before looking for work: work that is added later rings again."""
+        """Call it before looking for work: work that is added later wakes again."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._read, 4096)
 

@@ -1,6 +1,7 @@
 """How pieces get from a source to a sink: through the connection, or through the sink's memory.
 
-The sink's memory consists of slots. The source writes it as shared memory (Door) or with NIXL (Writes).
+The sink's memory consists of slots. The source writes it as shared memory (MemoryListener) or
+with NIXL (Writes).
 Unless stated otherwise, methods run in the engine's thread, with the source's lock held.
 """
 
@@ -15,16 +16,16 @@ from numpy.typing import NDArray
 
 from nextn.disaggregation.buffers import Buffers
 from nextn.disaggregation.connection import Connection
-from nextn.disaggregation.door import Door
 from nextn.disaggregation.framing import MOST_HEADER, TAIL, Broken, frame_start
 from nextn.disaggregation.memory import Slots
+from nextn.disaggregation.memory_listener import MemoryListener
 from nextn.disaggregation.messages import Done, Pages
 from nextn.disaggregation.page_copies import PageCopies
 from nextn.disaggregation.writes import Writes
 
 
 class Owner(Protocol):
-    """What a way needs of the source."""
+    """What a transport needs from the source."""
 
     def send_now(self, connection: Connection) -> None: ...
 
@@ -36,7 +37,7 @@ class Owner(Protocol):
         """Whether the transfer of these pages has ended. Then gives back their slot and their charge."""
 
 
-class Way(ABC):
+class Transport(ABC):
     def __init__(self, owner: Owner, page_bytes: int) -> None:
         self._owner, self._page_bytes = owner, page_bytes
 
@@ -64,7 +65,7 @@ class Way(ABC):
         """Calls `say` when all earlier pages have arrived. Runs in the I/O thread."""
 
 
-class ThroughSocket(Way):
+class SocketTransport(Transport):
     def __init__(self, owner: Owner, page_bytes: int, piece_bytes: int) -> None:
         super().__init__(owner, page_bytes)
         self._buffers = Buffers(MOST_HEADER + piece_bytes)
@@ -106,10 +107,10 @@ class ThroughSocket(Way):
         say()
 
 
-class ThroughMemory(Way):
+class MemoryTransport(Transport):
     """place: holds the memory of each sink."""
 
-    def __init__(self, owner: Owner, place: Door | Writes, page_bytes: int) -> None:
+    def __init__(self, owner: Owner, place: MemoryListener | Writes, page_bytes: int) -> None:
         super().__init__(owner, page_bytes)
         self._place = place
 
@@ -144,7 +145,7 @@ class ThroughMemory(Way):
         """The sink has read this slot. Runs in the I/O thread. Raises Broken."""
         memory = self._memories.get(connection)
         if memory is None or slot >= len(memory) or slot in memory.free:
-            raise Broken("memory was read that was not written")
+            raise Broken("the decode server read a memory slot that was not written")
         memory.free.append(slot)
 
     # In the I/O thread

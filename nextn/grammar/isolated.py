@@ -22,7 +22,7 @@ from nextn.constraint import Grammar
 from nextn.grammar.backends import backend_class
 from nextn.grammar.base import Vocabulary, compiled_again
 from nextn.grammar.follower import ACCEPTING, ANSWER, FAILED, GONE, PID, QUESTION
-from nextn.grammar.held import Held, Memory
+from nextn.grammar.held import CachedConstraint, Memory
 from nextn.grammar.limits import LONGEST_MASK, MIB, SLOW_MASK
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class _Answer(NamedTuple):
     bits: bytes
 
 
-class Apart:
+class IsolatedGrammar:
     """A `CompiledGrammar` in another process. held: a weak reference to the object that counts its memory and
     time."""
 
@@ -53,7 +53,7 @@ class Apart:
         child does not compile it in time."""
         self.vocabulary = vocabulary
         self.failure: str | None = None
-        self.held: Callable[[], Held | None] = lambda: None
+        self.held: Callable[[], CachedConstraint | None] = lambda: None
         self._pid = os.getpid()
         self._made = backend, vocabulary, kind, prepared
         self._link, self._memory, self._numbers = link, memory, itertools.count()
@@ -84,10 +84,10 @@ class Apart:
                 taken, state, growth, took, length = ANSWER.unpack(self._read(ANSWER.size))
                 rest = self._read(length)
             except TimeoutError:
-                self._fail(f"to find the tokens that may follow takes more than {1000 * patience:.0f} ms")
+                self._fail(f"computing the allowed tokens takes more than {1000 * patience:.0f} ms")
                 self._memory.stalled(time.monotonic() - began)
             except OSError:
-                self._fail("the process that follows its texts has ended; it may have grown too large")
+                self._fail("the process of this grammar ended, perhaps because it used too much memory")
             except BaseException:  # e.g. Ctrl-C: a later question would get this answer
                 self._fail("it was interrupted")
                 raise
@@ -125,15 +125,15 @@ class Apart:
 class _Text:
     """A `Grammar` that asks the process. It keeps the last answer, until a rollback."""
 
-    def __init__(self, apart: Apart, number: int) -> None:
-        self.apart, self.number = apart, number
+    def __init__(self, isolated: IsolatedGrammar, number: int) -> None:
+        self.isolated, self.number = isolated, number
         self._count = 0
         self._known: _Answer | None = None
-        weakref.finalize(self, apart.forget, number)
+        weakref.finalize(self, isolated.forget, number)
 
     def _state(self) -> _Answer:
         if self._known is None:
-            self._known = self.apart.ask(self.number, self._count, ())
+            self._known = self.isolated.ask(self.number, self._count, ())
         return self._known
 
     def mask(self) -> NDArray[np.bool_]:
@@ -141,9 +141,9 @@ class _Text:
 
         state = self._state()
         if state.failure is not None:
-            return np.zeros(self.apart.vocabulary.size, np.bool_)
+            return np.zeros(self.isolated.vocabulary.size, np.bool_)
         bits = np.frombuffer(state.bits, np.uint8)
-        return np.unpackbits(bits, count=self.apart.vocabulary.size, bitorder="little").view(np.bool_)
+        return np.unpackbits(bits, count=self.isolated.vocabulary.size, bitorder="little").view(np.bool_)
 
     @property
     def accepting(self) -> bool:
@@ -152,13 +152,13 @@ class _Text:
     @property
     def failure(self) -> str | None:
         known = self._known
-        return self.apart.failure or (None if known is None else known.failure)
+        return self.isolated.failure or (None if known is None else known.failure)
 
     def advance(self, tokens: Sequence[int]) -> int:
         took = 0
         for at in range(0, len(tokens), AT_ONCE):
             part = tokens[at : at + AT_ONCE]
-            self._known = self.apart.ask(self.number, self._count, part)
+            self._known = self.isolated.ask(self.number, self._count, part)
             self._count += self._known.taken
             took += self._known.taken
             if self._known.taken < len(part):

@@ -18,31 +18,31 @@ from nextn.disaggregation.connection import Connection
 from nextn.disaggregation.memory import SharedSlots, slots_of
 
 KEY = 16  # bytes
-VISITORS = 64
+MOST_PENDING = 64
 
 
 class Watcher(Protocol):
-    """The thread that serves the door."""
+    """The thread that serves this listener."""
 
     def watch(self, file: Any, readable: Callable[[], None]) -> None: ...
 
     def unwatch(self, file: Any) -> None: ...
 
 
-class Door:
-    """entered: called when a sink has given memory. memories: the memory of each connection."""
+class MemoryListener:
+    """on_memory: called when a sink has sent memory. memories: the memory of each connection."""
 
-    def __init__(self, owner: Watcher, slot_bytes: int, entered: Callable[[], None]) -> None:
+    def __init__(self, owner: Watcher, slot_bytes: int, on_memory: Callable[[], None]) -> None:
         self.name = f"nextn-kv-{secrets.token_hex(16)}"
         self.memories: dict[Connection, SharedSlots] = {}
         self._keys: dict[bytes, Connection] = {}
-        self._owner, self._slot_bytes, self._entered = owner, slot_bytes, entered
+        self._owner, self._slot_bytes, self._on_memory = owner, slot_bytes, on_memory
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(b"\0" + self.name.encode())
         self._socket.listen(128)
         self._socket.setblocking(False)
-        self._visitors: list[socket.socket] = []
-        owner.watch(self._socket, self._open)
+        self._pending: list[socket.socket] = []
+        owner.watch(self._socket, self._accept)
 
     def key(self, connection: Connection) -> bytes:
         """Makes a key for the sink at the other end of this connection."""
@@ -56,41 +56,41 @@ class Door:
 
     def close(self) -> None:
         self._socket.close()
-        for each in self._visitors:
+        for each in self._pending:
             each.close()
 
-    def _open(self) -> None:
+    def _accept(self) -> None:
         try:
-            visitor, _ = self._socket.accept()
+            client, _ = self._socket.accept()
         except OSError:
             return
-        if len(self._visitors) >= VISITORS:  # the oldest has sent nothing so far
-            self._dismiss(self._visitors[0])
-        visitor.setblocking(False)
-        self._visitors.append(visitor)
-        self._owner.watch(visitor, lambda: self._listen(visitor))
+        if len(self._pending) >= MOST_PENDING:  # the oldest has sent nothing so far
+            self._drop(self._pending[0])
+        client.setblocking(False)
+        self._pending.append(client)
+        self._owner.watch(client, lambda: self._receive(client))
 
-    def _listen(self, visitor: socket.socket) -> None:
+    def _receive(self, client: socket.socket) -> None:
         files: list[int] = []
         with contextlib.suppress(OSError, ValueError):
-            key, files, _, _ = socket.recv_fds(visitor, KEY, 1)
+            key, files, _, _ = socket.recv_fds(client, KEY, 1)
             if len(files) == 1 and key in self._keys:
                 self.memories[self._keys.pop(key)] = self._memory(files[0])
-                self._entered()
+                self._on_memory()
         for file in files:
             os.close(file)
-        self._dismiss(visitor)
+        self._drop(client)
 
     def _memory(self, file: int) -> SharedSlots:
         """Raises ValueError for memory that could shrink: writing past its end would kill this process."""
         slots = slots_of(self._slot_bytes)
         if not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise ValueError("memory that is not sealed")
+            raise ValueError("the shared memory is not sealed")
         if os.fstat(file).st_size < slots * self._slot_bytes:
-            raise ValueError("memory that is too small")
+            raise ValueError("the shared memory is too small")
         return SharedSlots(file, slots, self._slot_bytes)
 
-    def _dismiss(self, visitor: socket.socket) -> None:
-        self._visitors.remove(visitor)
-        self._owner.unwatch(visitor)
-        visitor.close()
+    def _drop(self, client: socket.socket) -> None:
+        self._pending.remove(client)
+        self._owner.unwatch(client)
+        client.close()
