@@ -127,7 +127,7 @@ template <bool Two> inline void score_block(Scratch& s, const float* q, int quer
     for (int j = 0; j < tiles; j += Two ? 2 : 4) {
         const KeyTile &a = s.keys[j], &b = s.keys[j + 1 < last ? j + 1 : last];
         const KeyTile &c = s.keys[j + 2 < last ? j + 2 : last], &d = s.keys[j + 3 < last ? j + 3 : last];
-        settle();
+        compiler_fence();
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
@@ -156,7 +156,7 @@ template <bool Two> inline void score_block(Scratch& s, const float* q, int quer
         _tile_stored(1, s.product[1], 64);
         _tile_stored(2, s.product[2], 64);
         _tile_stored(3, s.product[3], 64);
-        settle();
+        compiler_fence();
         if constexpr (Two) {
             turned(0, j, 0, TILE_ROWS);
             turned(1, j, TILE_ROWS, queries - TILE_ROWS);
@@ -227,7 +227,7 @@ inline Softmax soften(const float* scores, int open, int padded, uint16_t* weigh
 template <bool Two, int Columns> inline void mix_columns(const Scratch& s, int tiles, int rank, int from, float* out) {
     alignas(64) float own[2][Columns * 256];
     const int64_t line = int64_t(rank) * 4;
-    settle();
+    compiler_fence();
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -236,7 +236,7 @@ template <bool Two, int Columns> inline void mix_columns(const Scratch& s, int t
         const float* v = own[t % 2];
         if (s.once) v = s.values.data()->values + (t * rank + from) * TILE_WORDS;
         else interleave(s, t, from, Columns * 16, own[t % 2]);
-        settle();
+        compiler_fence();
         _tile_loadd(6, v, 64);
         _tile_loadd(4, s.weights[0] + t * TILE_KEYS, KEYS * 2);
         _tile_dpbf16ps(0, 4, 6);
@@ -262,7 +262,7 @@ template <bool Two, int Columns> inline void mix_columns(const Scratch& s, int t
         _tile_stored(2, out + from + 32, line);
         _tile_stored(3, out + from + 48, line);
     }
-    settle();
+    compiler_fence();
 }
 
 // Attention of the n queries that were taken, from query `from` of the span on, over the block of keys that was

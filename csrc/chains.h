@@ -47,14 +47,14 @@ struct ByPairs {  // dot products of bf16 pairs
     using Word = uint32_t;
     static constexpr bool pairs = true;
     static const Word* row(const VectorRows& x, int i) { return x.words(i); }
-    static vi lift(Word x) { return splat_word(x); }
+    static vi broadcast(Word x) { return splat_word(x); }
     static void step(vf& acc, vi x, vi w) { acc = dot2(acc, x, w); }
 };
 struct BySingles {  // f32 multiply-adds
     using Word = float;
     static constexpr bool pairs = false;
     static const Word* row(const VectorRows& x, int i) { return x.wide(i); }
-    static vf lift(Word x) { return splat(x); }
+    static vf broadcast(Word x) { return splat(x); }
     static void step(vf& acc, vf x, vi w) { add_product(acc, x, as_float(w)); }
 };
 
@@ -84,7 +84,7 @@ template <class By> struct SomeRows {
 // N vectors of outputs from v on, for M rows, over all of k. totals [M][64]. once: the weight is non-temporal, and
 // its panel is read from front to back only once.
 template <class By, class Line, int FORM, int M, int N>
-NX_APART void meet_directly(const Cells& cells, const SomeRows<By>& rows, int v, bool once, float* totals) {
+NX_APART void multiply_directly(const Cells& cells, const SomeRows<By>& rows, int v, bool once, float* totals) {
     [[maybe_unused]] constexpr int ahead = 4096;  // bytes; the hardware prefetcher stops at the ends of pages
     constexpr int count = By::pairs ? Line::inputs / 2 : Line::inputs;
     const int step = cells.V * Line::bytes;
@@ -113,7 +113,7 @@ NX_APART void meet_directly(const Cells& cells, const SomeRows<By>& rows, int v,
                 NX_UNROLL for (int n = 0; n < N; ++n)
                     wv[n] = Line::template number<By::pairs, number>(w + n * Line::bytes, step);
                 NX_UNROLL for (int m = 0; m < M; ++m) {
-                    const auto xm = By::lift(x[m][k + number]);
+                    const auto xm = By::broadcast(x[m][k + number]);
                     NX_UNROLL for (int n = 0; n < N; ++n) By::step(acc[m][n], xm, wv[n]);
                 }
             });
@@ -162,7 +162,7 @@ template <class Line, bool Pairs> void widen(const Cells& cells, int c, int from
 // Multiplies the chunk by M rows, for N vectors of outputs from v on. rows: words from x[m] on and sums from
 // sums[m] on. totals, parts: [rows][64] of these rows; parts are the sums of a cell that is not complete.
 template <class By, int FORM, int M, int N>
-NX_APART void meet_vectors(const Chunk& chunk, const SomeRows<By>& rows, int v, float* totals, float* parts) {
+NX_APART void multiply_vectors(const Chunk& chunk, const SomeRows<By>& rows, int v, float* totals, float* parts) {
     const uint8_t* w = chunk.words + Chunk::at(v);
     const int wide = chunk.wide();
     const typename By::Word* x[M];
@@ -180,7 +180,7 @@ NX_APART void meet_vectors(const Chunk& chunk, const SomeRows<By>& rows, int v, 
             NX_UNROLL for (int n = 0; n < N; ++n) wv[n] = words(w + n * 64);
             w += wide;
             NX_UNROLL for (int m = 0; m < M; ++m) {
-                const auto xm = By::lift(x[m][i]);
+                const auto xm = By::broadcast(x[m][i]);
                 NX_UNROLL for (int n = 0; n < N; ++n) By::step(acc[m][n], xm, wv[n]);
             }
         };
@@ -239,19 +239,20 @@ template <class By> SomeRows<By> rows_from(const VectorRows& x, int first, int m
 
 // Multiplies m rows from `first` on by the chunk, which begins at word k and cell c.
 template <class By, int FORM>
-void meet_chunk(const Chunk& chunk, const VectorRows& x, int first, int m, int k, int c, float* totals, float* parts) {
+void multiply_chunk(const Chunk& chunk, const VectorRows& x, int first, int m, int k, int c, float* totals,
+                    float* parts) {
     const int all = (m + CHAIN_ROWS - 1) / CHAIN_ROWS;
     for (int v = 0; v < chunk.V; v += ABREAST)
         for (int i = 0, groups = all, some; i < m; i += some, --groups) {
             some = (m - i + groups - 1) / groups;
             const SomeRows<By> rows = rows_from<By>(x, first + i, some, k, c, FORM >= STARTED);
-            const auto meet = [&](auto count, int from, auto n) {
-                meet_vectors<By, FORM, count, n>(chunk, rows, from, totals + i * PANEL, parts + i * PANEL);
+            const auto multiply = [&](auto count, int from, auto n) {
+                multiply_vectors<By, FORM, count, n>(chunk, rows, from, totals + i * PANEL, parts + i * PANEL);
             };
             with_rows(some, [&](auto count) {
                 if constexpr (count <= CHAIN_ROWS) {
-                    if (v + ABREAST <= chunk.V) return meet(count, v, std::integral_constant<int, ABREAST>{});
-                    for (int own = v; own < chunk.V; ++own) meet(count, own, std::integral_constant<int, 1>{});
+                    if (v + ABREAST <= chunk.V) return multiply(count, v, std::integral_constant<int, ABREAST>{});
+                    for (int own = v; own < chunk.V; ++own) multiply(count, own, std::integral_constant<int, 1>{});
                 }
             });
         }
@@ -272,7 +273,7 @@ void vector_product(const VectorRows& x, int first, int m, const NxWeight& w, co
             with_rows(some, [&](auto count) {
                 if constexpr (count <= direct) each_vectors<count, Line>(cells.V, [&](int v, auto n) {
                     const bool once = w.non_temporal && m <= direct && n == cells.V;
-                    meet_directly<By, Line, FORM, count, n>(cells, rows, v, once, totals + i * PANEL);
+                    multiply_directly<By, Line, FORM, count, n>(cells, rows, v, once, totals + i * PANEL);
                 });
             });
         }
@@ -304,7 +305,7 @@ void vector_product(const VectorRows& x, int first, int m, const NxWeight& w, co
             chunk.steps = (upto - from) / per_word;
             chunk.first = from == 0, chunk.last = upto == inputs;
             for (int i = c; i < to; ++i) widen<Line, By::pairs>(cells, i, from, upto, chunk, (i - c) * chunk.steps);
-            meet_chunk<By, FORM>(chunk, x, first, m, (c * cells.inputs + from) / per_word, c, totals, parts);
+            multiply_chunk<By, FORM>(chunk, x, first, m, (c * cells.inputs + from) / per_word, c, totals, parts);
         }
     }
 }

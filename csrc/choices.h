@@ -41,41 +41,43 @@ struct Chooser : Heads {
             const TileUse use;
             score(head_input(hidden, nullptr, rows), rows, model.head, vocab);
         }
-        hand_round(nullptr, whole, vocab, [&](int i, const float* all) { put(out + int64_t(i) * vocab, all, vocab); });
+        exchange_scores(nullptr, whole, vocab, [&](int i, const float* all) {
+            put(out + int64_t(i) * vocab, all, vocab);
+        });
         draws.clear();
         for (; int(draws.size()) < rows - whole; ++runs)
             for (int j = 0; j < runs->rows; ++j) {
                 draws.push_back({*runs, false});
                 draws.back().by.index += uint32_t(j);
             }
-        choose_together(whole, vocab, nullptr, vocab);
+        choose_on_ranks(whole, vocab, nullptr, vocab);
         for (const Best& one : found) *tokens++ = one.token();
     }
 
   protected:
     struct Draw {
         NxSampling by;
-        bool lead;  // whether Best::second is wanted
+        bool wants_second;  // whether Best::second is wanted
     };
     std::vector<Draw> draws;
     std::vector<Best> found;  // one for each draw
 
     // found <- each draw's choice, from the rows of scores [draws, vocab], which may be overwritten.
-    void choose_alone(float* scores, int vocab) {
+    void choose_on_one_rank(float* scores, int vocab) {
         const int64_t n = int64_t(draws.size());
         found.resize(size_t(n));
         orders.resize(size_t(pool.threads()));
         pool.for_each(int(n), [&](int i, int thread) {
             float* z = scores + int64_t(i) * vocab;
             const Draw& draw = draws[size_t(i)];
-            found[size_t(i)] = draw.lead ? best_of<true>(z, vocab, 0, draw.by, orders[size_t(thread)])
+            found[size_t(i)] = draw.wants_second ? best_of<true>(z, vocab, 0, draw.by, orders[size_t(thread)])
                                          : best_of(z, vocab, 0, draw.by, orders[size_t(thread)]);
         }, n * vocab * 4);
     }
 
     // found <- each draw's choice, from row `from` of own_scores on. count: number of all columns, which are
     // tokens `ids`.
-    void choose_together(int from, int vocab, const int32_t* ids, int count) {
+    void choose_on_ranks(int from, int vocab, const int32_t* ids, int count) {
         const int64_t n = int64_t(draws.size()), begin = ranks.begin(count, PANEL), end = ranks.end(count, PANEL);
         const Columns own(ids, begin, end), every(ids, 0, count);
         Best* all = best[turn ^= 1].room(n * ranks.size());
@@ -93,7 +95,7 @@ struct Chooser : Heads {
         for (int i = 0; i < n; ++i)
             if (filters(draws[i].by, vocab)) filtered.push_back(from + i);
             else found[i] = best_of(all + i, n, ranks.size());
-        hand_round(filtered.data(), int(filtered.size()), count, [&](int k, const float* z) {
+        exchange_scores(filtered.data(), int(filtered.size()), count, [&](int k, const float* z) {
             const int i = filtered[k] - from;
             found[i] = chosen(every.lay_out(z, rooms[0]), every, draws[i]);
         });
@@ -105,7 +107,7 @@ struct Chooser : Heads {
     std::vector<int32_t> filtered, order;
 
     Best chosen(float* z, const Columns& of, const Draw& draw) {
-        return draw.lead ? best_of<true>(z, of.width, of.first, draw.by, order)
+        return draw.wants_second ? best_of<true>(z, of.width, of.first, draw.by, order)
                          : best_of(z, of.width, of.first, draw.by, order);
     }
 };

@@ -83,18 +83,18 @@ inline float largest_of(const float* z, int n) {
 
 // The choice among a row's columns, or among those that a rank has.
 struct Best {
-    enum : int32_t { NONE = -1, SPOILT = -2 };  // all logits are -infinity; one is NaN or +infinity
+    enum : int32_t { NONE = -1, NOT_FINITE = -2 };  // all logits are -infinity; one is NaN or +infinity
     float value, second;                        // of the choice, and of the second best
-    int32_t id;                                 // the chosen token, NONE or SPOILT
+    int32_t id;                                 // the chosen token, NONE or NOT_FINITE
     int32_t token() const { return id < 0 ? -1 : id; }
     // By how much the choice is ahead of the second best, in logits; 0 if there is no choice.
-    float lead(const NxSampling& s) const;
+    float confidence(const NxSampling& s) const;
 };
 
-// The first index of the largest value, or NONE or SPOILT.
+// The first index of the largest value, or NONE or NOT_FINITE.
 inline int argmax(const float* z, int n) {
     const float best = largest_of<true>(z, n);
-    if (!std::isfinite(best)) return best == -INFINITY ? Best::NONE : Best::SPOILT;
+    if (!std::isfinite(best)) return best == -INFINITY ? Best::NONE : Best::NOT_FINITE;
     int i = 0;
     for (constexpr int step = 256; i + step < n && largest_of(z + i, step) < best;) i += step;
     while (z[i] != best) ++i;
@@ -108,7 +108,7 @@ inline bool filters(const NxSampling& s, int n) {
     return !is_greedy(s) && ((s.top_k > 0 && s.top_k < n) || !(s.top_p >= 1.f) || !(s.min_p <= 0.f));
 }
 
-inline float Best::lead(const NxSampling& s) const {
+inline float Best::confidence(const NxSampling& s) const {
     return id < 0 ? 0.f : is_greedy(s) ? value - second : (value - second) * s.temperature;
 }
 
@@ -155,7 +155,7 @@ inline Best best_of(float* z, int n, int first, const NxSampling& s, std::vector
     if (greedy < 0) return {0.f, 0.f, greedy};
     if (is_greedy(s)) return {z[greedy], Second ? best_but(z, n, greedy) : -INFINITY, first + greedy};
     for (int i = 0; i < n; ++i) z[i] /= s.temperature;
-    if (!std::isfinite(z[greedy])) return {0.f, 0.f, z[greedy] < 0.f ? Best::NONE : Best::SPOILT};
+    if (!std::isfinite(z[greedy])) return {0.f, 0.f, z[greedy] < 0.f ? Best::NONE : Best::NOT_FINITE};
     filter(z, n, s, greedy, order);
     int best = greedy;
     uint32_t words[4];
@@ -191,7 +191,7 @@ inline Best best_of(float* z, int n, int first, const NxSampling& s, std::vector
 inline Best best_of(const Best* one, int64_t stride, int count) {
     Best all{0.f, -INFINITY, Best::NONE};
     for (int i = 0; i < count; ++i, one += stride) {
-        if (one->id == Best::SPOILT) return *one;
+        if (one->id == Best::NOT_FINITE) return *one;
         if (one->id < 0) continue;
         const bool wins = all.id < 0 || one->value > all.value || (one->value == all.value && one->id < all.id);
         const Best &best = wins ? *one : all, &other = wins ? all : *one;
@@ -202,10 +202,10 @@ inline Best best_of(const Best* one, int64_t stride, int count) {
 }
 
 // Returns the token that is chosen, or -1. Overwrites the logits if the row is sampled. confidence <-
-// Best::lead; null: not wanted.
+// Best::confidence; null: not wanted.
 inline int choose(float* z, int n, const NxSampling& s, std::vector<int32_t>& order, float* confidence = nullptr) {
     const Best best = confidence ? best_of<true>(z, n, 0, s, order) : best_of(z, n, 0, s, order);
-    if (confidence) *confidence = best.lead(s);
+    if (confidence) *confidence = best.confidence(s);
     return best.token();
 }
 

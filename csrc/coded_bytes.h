@@ -92,7 +92,7 @@ inline void byte_chunk(const Cells& cells, int from, int to, ByteCells& chunk) {
 
 // The operands of up to BYTE_TOGETHER rows and `count` cells. steps: words of four inputs in a cell. x, start,
 // scale, sums: of each row, from these cells on. totals [rows][64].
-struct ByteMeeting {
+struct ByteProduct {
     const ByteCells& chunk;
     int V, count, steps;
     const int32_t* x[BYTE_TOGETHER];
@@ -106,7 +106,7 @@ struct ByteMeeting {
 inline void dot4(vi& acc, vi w, vi x) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
 
 // N vectors of outputs from v on, for M rows.
-template <bool Mins, int M, int N> inline void meet_byte_vectors(const ByteMeeting& a, int v) {
+template <bool Mins, int M, int N> inline void multiply_byte_vectors(const ByteProduct& a, int v) {
     const uint8_t* w = a.chunk.words + v * 64;
     const int wide = a.V * 64;
     const int32_t* x[M];
@@ -141,21 +141,21 @@ template <bool Mins, int M, int N> inline void meet_byte_vectors(const ByteMeeti
     }
 }
 
-template <bool Mins, int M> void meet_byte_rows(const ByteMeeting& a) {
+template <bool Mins, int M> void multiply_byte_rows(const ByteProduct& a) {
     int v = 0;
-    for (; v + 4 <= a.V; v += 4) meet_byte_vectors<Mins, M, 4>(a, v);
-    if (v + 2 <= a.V) meet_byte_vectors<Mins, M, 2>(a, v), v += 2;
-    if (v < a.V) meet_byte_vectors<Mins, M, 1>(a, v);
+    for (; v + 4 <= a.V; v += 4) multiply_byte_vectors<Mins, M, 4>(a, v);
+    if (v + 2 <= a.V) multiply_byte_vectors<Mins, M, 2>(a, v), v += 2;
+    if (v < a.V) multiply_byte_vectors<Mins, M, 1>(a, v);
 }
 
-template <bool Mins> inline void meet_bytes(const ByteMeeting& a, int rows) {
+template <bool Mins> inline void multiply_bytes(const ByteProduct& a, int rows) {
     switch (rows) {
-        case 1: return meet_byte_rows<Mins, 1>(a);
-        case 2: return meet_byte_rows<Mins, 2>(a);
-        case 3: return meet_byte_rows<Mins, 3>(a);
-        case 4: return meet_byte_rows<Mins, 4>(a);
-        case 5: return meet_byte_rows<Mins, 5>(a);
-        default: return meet_byte_rows<Mins, 6>(a);
+        case 1: return multiply_byte_rows<Mins, 1>(a);
+        case 2: return multiply_byte_rows<Mins, 2>(a);
+        case 3: return multiply_byte_rows<Mins, 3>(a);
+        case 4: return multiply_byte_rows<Mins, 4>(a);
+        case 5: return multiply_byte_rows<Mins, 5>(a);
+        default: return multiply_byte_rows<Mins, 6>(a);
     }
 }
 
@@ -175,13 +175,13 @@ inline void bytes_by_panel(const ByteRows& x, int from, int to, const NxWeight& 
             byte_chunk(held, c, end, chunk);
             for (int i = 0; i < m; i += BYTE_TOGETHER) {
                 const int some = m - i < BYTE_TOGETHER ? m - i : BYTE_TOGETHER;
-                ByteMeeting a{chunk, panel.vectors, end - c, steps, {}, {}, {}, {}, totals + i * PANEL};
+                ByteProduct a{chunk, panel.vectors, end - c, steps, {}, {}, {}, {}, totals + i * PANEL};
                 for (int j = 0; j < some; ++j) {
                     const int row = first + i + j;
                     a.x[j] = x.words(row) + c * steps;
                     a.start[j] = x.start(row) + c, a.scale[j] = x.scale(row) + c, a.sums[j] = x.sums(row) + c;
                 }
-                mins ? meet_bytes<true>(a, some) : meet_bytes<false>(a, some);
+                mins ? multiply_bytes<true>(a, some) : multiply_bytes<false>(a, some);
             }
         }
         for (int j = 0; j < m; ++j) done(first + j, panel.first, panel.vectors * 16, totals + j * PANEL);

@@ -7,10 +7,10 @@ extern "C" {
 struct NxCutoff {
     enum { BINS = 9 };
     float edge[BINS - 1], rate[BINS];
-    float keep;   // cost of a row in the target's step
-    float usual;  // probability that a guess is accepted, before it is made
-    float each;   // cost of one more guess and its row, for each chain that goes on
-    float pass;   // cost of one more pass, for any number of chains
+    float row_cost;    // cost of a row in the target's step
+    float mean_rate;   // probability that a guess is accepted, before it is made
+    float guess_cost;  // cost of one more guess and its row, for each chain that goes on
+    float pass_cost;   // cost of one more pass, for any number of chains
     int bin(float confidence) const {
         int k = 0;
         while (k < BINS - 1 && confidence >= edge[k]) ++k;

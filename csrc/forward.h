@@ -51,41 +51,41 @@ struct Engine {
         : own_pool(first ? nullptr : new Pool(threads)), pool(first ? first->pool : *own_pool), model(m),
           layers(m.layer, m.layer + layers_given), nextn(m.nextn, m.nextn + (layers_given - m.layers)),
           scratch(size_t(pool.threads())), ranks(m.ranks), world(m.world), lane(first != nullptr) {
-        experts.lay({}, lane);
+        experts.set_arrays({}, lane);
         if (first) return;
         if (world) twin.reset(new Engine(m, threads, layers_given, this));
-        if (ranks && ranks.given().memory) lay(uintptr_t(ranks.given().memory), ranks.given().most_rows);
-        if (world && !world.apart()) lay_world(uintptr_t(world.given().memory));
+        if (ranks && ranks.given().memory) place_arrays(uintptr_t(ranks.given().memory), ranks.given().most_rows);
+        if (world && !world.apart()) place_world_arrays(uintptr_t(world.given().memory));
     }
 
     // Sets the addresses of the arrays that ranks fill together, in the memory that they share. Returns the
     // bytes they take.
-    int64_t lay(uintptr_t memory, int64_t rows, int64_t at = MEETING_BYTES) {
+    int64_t place_arrays(uintptr_t memory, int64_t rows, int64_t at = MEETING_BYTES) {
         int64_t routed = 0, shared = 0, down = 0;
         for (const NxLayer& l : layers) {
             down = std::max(down, wide(l.down.n_out));
             if (l.mlp.router.data) routed = std::max(routed, l.mlp.top_k * Swiglu::width(l.mlp.down));
             if (l.mlp.shared_gate_up.data) shared = std::max(shared, Swiglu::width(l.mlp.shared_down));
         }
-        at += added.lay(memory + at, rows * wide(model.hidden));
-        at += values.lay(memory + at, rows * flat());
-        at += mlp.routed.inner.lay(memory + at, rows * routed);
-        at += mlp.shared.inner.lay(memory + at, rows * shared);
-        at += projected[0].lay(memory + at, rows * down);
-        at += projected[1].lay(memory + at, rows * wide(model.hidden));
-        for (Shared<Best>& b : best) at += b.lay(memory + at, rows * MOST_RANKS);
-        for (Shared<float>& s : scores) at += s.lay(memory + at, int64_t(SCORE_ROWS) * model.vocab);
-        return twin ? twin->lay(memory, rows, at) : at;
+        at += added.set_address(memory + at, rows * wide(model.hidden));
+        at += values.set_address(memory + at, rows * flat());
+        at += mlp.routed.inner.set_address(memory + at, rows * routed);
+        at += mlp.shared.inner.set_address(memory + at, rows * shared);
+        at += projected[0].set_address(memory + at, rows * down);
+        at += projected[1].set_address(memory + at, rows * wide(model.hidden));
+        for (Shared<Best>& b : best) at += b.set_address(memory + at, rows * MOST_RANKS);
+        for (Shared<float>& s : scores) at += s.set_address(memory + at, int64_t(SCORE_ROWS) * model.vocab);
+        return twin ? twin->place_arrays(memory, rows, at) : at;
     }
     // The same for the arrays that all ranks of the world use.
-    int64_t lay_world(uintptr_t memory, int64_t at = MEETING_BYTES) {
+    int64_t place_world_arrays(uintptr_t memory, int64_t at = MEETING_BYTES) {
         int64_t top_k = 0, inner = 0;
         for (const NxLayer& l : layers)
             if (l.mlp.own) top_k = l.mlp.top_k, inner = Swiglu::width(l.mlp.down);
         LaneArrays arrays;
-        at = arrays.lay(memory, at, world.given(), wide(model.hidden), top_k, inner);
-        experts.lay(arrays, lane);
-        return twin ? twin->lay_world(memory, at) : at;
+        at = arrays.set_addresses(memory, at, world.given(), wide(model.hidden), top_k, inner);
+        experts.set_arrays(arrays, lane);
+        return twin ? twin->place_world_arrays(memory, at) : at;
     }
 
     int64_t flat() const { return wide(int64_t(model.all_heads) * model.value); }  // columns of a row of `values`

@@ -37,18 +37,18 @@ struct Guesser : Chooser {
             const TileUse use;
             draft(b, hidden, c.rows, module, s);
         }
-        open.clear();
+        open_chains.clear();
         for (int i = 0; i < c.count; ++i) {
             const int32_t span = c.span[i], first = b.cu_rows[span], end = b.cu_rows[span + 1];
-            open.push_back({i, end - 1, b.page_at[span], b.starts[span] + end - first, 0, 1.f});
+            open_chains.push_back({i, end - 1, b.page_at[span], b.starts[span] + end - first, 0, 1.f});
         }
-        for (int depth = 0; !open.empty(); ++depth) {
-            c.passes[depth] = int32_t(open.size());
+        for (int depth = 0; !open_chains.empty(); ++depth) {
+            c.passes[depth] = int32_t(open_chains.size());
             {
                 const TileUse use;
                 if (depth) feed(b, module);
                 take_rows();
-                const int n = int(open.size());
+                const int n = int(open_chains.size());
                 if (!ranks) draft_logits(state.data(), rows.data(), n, c.vocab, c.scores);
                 else score(head_input(state.data(), rows.data(), n), n, model.draft_head, model.draft_vocab);
             }
@@ -61,31 +61,31 @@ private:
     struct Chain {
         int number, row, page, next;  // row: in `state`; page: place in the table; next: position of next row
         int32_t last;                 // its last guess
-        float holds;                  // probability that all its guesses are accepted
+        float probability;            // probability that all its guesses are accepted
     };
-    std::vector<Chain> open;
+    std::vector<Chain> open_chains;
     std::vector<float> state;
-    std::vector<int32_t> rows, fed, starts, pages, begins;
+    std::vector<int32_t> rows, last_guesses, starts, pages, cu_rows;
 
     void take_rows() {
         rows.clear();
-        for (const Chain& chain : open) rows.push_back(chain.row);
+        for (const Chain& chain : open_chains) rows.push_back(chain.row);
     }
 
     // Runs the module over each open chain's last guess.
     void feed(const NxBatch& b, int module) {
         take_rows();
-        for (std::vector<int32_t>* v : {&fed, &starts, &pages, &begins}) v->clear();
-        for (Chain& chain : open) {
-            chain.row = int(fed.size());
-            begins.push_back(chain.row);
+        for (std::vector<int32_t>* v : {&last_guesses, &starts, &pages, &cu_rows}) v->clear();
+        for (Chain& chain : open_chains) {
+            chain.row = int(last_guesses.size());
+            cu_rows.push_back(chain.row);
             starts.push_back(chain.next++);
             pages.push_back(chain.page);
-            fed.push_back(chain.last);
+            last_guesses.push_back(chain.last);
         }
-        const int n = int(open.size());
-        begins.push_back(n);
-        const NxBatch next{n, n, fed.data(), starts.data(), pages.data(), begins.data(), nullptr, b.table};
+        const int n = int(open_chains.size());
+        cu_rows.push_back(n);
+        const NxBatch next{n, n, last_guesses.data(), starts.data(), pages.data(), cu_rows.data(), nullptr, b.table};
         draft(next, state.data(), rows.data(), module, state.data());
     }
 
@@ -95,42 +95,42 @@ private:
         size_t left = 0;
         float worth = 0.f;
         bool must = false;
-        for (const Chain& chain : open) {
+        for (const Chain& chain : open_chains) {
             const bool cut = c.cutoff && c.cut[chain.number];
             if (chain.last < 0) continue;
             c.made[chain.number] = made;
-            if (!cut || chain.holds >= c.cutoff->keep) c.kept[chain.number] = made;
+            if (!cut || chain.probability >= c.cutoff->row_cost) c.kept[chain.number] = made;
             if (c.num_steps[chain.number] <= made) continue;
             if (cut) {
-                const float gain = chain.holds * c.cutoff->usual - c.cutoff->each;
-                if (gain <= 0.f || chain.holds < c.cutoff->keep) continue;
+                const float gain = chain.probability * c.cutoff->mean_rate - c.cutoff->guess_cost;
+                if (gain <= 0.f || chain.probability < c.cutoff->row_cost) continue;
                 worth += gain;
             }
             must |= !cut;
-            open[left++] = chain;
+            open_chains[left++] = chain;
         }
-        if (!must && c.cutoff && worth <= c.cutoff->pass) left = 0;
-        open.resize(left);
+        if (!must && c.cutoff && worth <= c.cutoff->pass_cost) left = 0;
+        open_chains.resize(left);
     }
 
     void guess(int depth, const NxChains& c) {
         draws.clear();
-        for (const Chain& chain : open) {
+        for (const Chain& chain : open_chains) {
             draws.push_back({c.sampling[chain.number], c.cutoff && c.cut[chain.number]});
             draws.back().by.index += uint32_t(depth);
         }
-        if (ranks) choose_together(0, c.vocab, model.draft_ids, model.draft_vocab);
-        else choose_alone(c.scores, c.vocab);
-        for (size_t i = 0; i < open.size(); ++i) {
-            Chain& chain = open[i];
+        if (ranks) choose_on_ranks(0, c.vocab, model.draft_ids, model.draft_vocab);
+        else choose_on_one_rank(c.scores, c.vocab);
+        for (size_t i = 0; i < open_chains.size(); ++i) {
+            Chain& chain = open_chains[i];
             const Draw& draw = draws[i];
             chain.last = found[i].token();
             const int at = chain.number * c.max_steps + depth;
             c.tokens[at] = chain.last;
-            if (!draw.lead) continue;
-            const int bin = c.cutoff->bin(found[i].lead(draw.by));
+            if (!draw.wants_second) continue;
+            const int bin = c.cutoff->bin(found[i].confidence(draw.by));
             c.bins[at] = uint8_t(bin);
-            chain.holds *= c.cutoff->rate[bin];
+            chain.probability *= c.cutoff->rate[bin];
         }
     }
 };

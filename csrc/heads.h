@@ -50,7 +50,7 @@ struct Heads : Engine {
             return;
         }
         score(in, rows, head, count);
-        hand_round(nullptr, rows, count, [&](int i, const float* all) { done(i, all, 0, count); });
+        exchange_scores(nullptr, rows, count, [&](int i, const float* all) { done(i, all, 0, count); });
     }
 
     // own_scores <- this rank's part of the `count` outputs of a head.
@@ -64,7 +64,7 @@ struct Heads : Engine {
 
     // Calls done(i, all `count` outputs) for each of `rows` rows of own_scores, after the ranks have exchanged
     // them. which: indices of these rows; null: the first ones.
-    template <class Done> void hand_round(const int32_t* which, int rows, int count, const Done& done) {
+    template <class Done> void exchange_scores(const int32_t* which, int rows, int count, const Done& done) {
         const int64_t first = ranks.begin(count, PANEL), own = ranks.end(count, PANEL) - first;
         for (int from = 0; from < rows; from += SCORE_ROWS) {
             const int some = rows - from < SCORE_ROWS ? rows - from : SCORE_ROWS;

@@ -118,7 +118,7 @@ class Mesh {
                     parcels.came(link);
                 }
                 idle = moved ? 0 : idle + 1;
-                if (idle > spins) sleep(parcels); else if (idle) breathe();
+                if (idle > spins) sleep(parcels); else if (idle) spin_pause();
             }
         } catch (const RankGone&) {
             under_way_ = nullptr;

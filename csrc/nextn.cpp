@@ -241,21 +241,21 @@ NX_API int nx_choices(void* engine, const float* hidden, int rows, int vocab, in
 NX_API int nx_chains(void* engine, const NxBatch* batch, const float* hidden, int module, const NxChains* chains) {
     return checked([&] { static_cast<Stepper*>(engine)->chains(*batch, hidden, module, *chains); });
 }
-// A step in one call. asked: [spans]; table: the pages of all spans.
-NX_API int nx_step(void* engine, const NxStep* step, const NxAsked* asked, const int32_t* table) {
-    return checked([&] { static_cast<Stepper*>(engine)->step(*step, asked, table); });
+// A step in one call. requests: [spans]; table: the pages of all spans.
+NX_API int nx_step(void* engine, const NxStep* step, const NxRequest* requests, const int32_t* table) {
+    return checked([&] { static_cast<Stepper*>(engine)->step(*step, requests, table); });
 }
 // Bytes of the memory that the ranks of an engine for this model share.
 NX_API int64_t nx_shared_bytes(const NxModel* model, int layers, int rows) {
     NxModel alone = *model;
     alone.ranks = nullptr;
-    return Stepper(alone, 1, layers).lay(0, rows);
+    return Stepper(alone, 1, layers).place_arrays(0, rows);
 }
 // The same for the memory that all ranks of a world share.
 NX_API int64_t nx_world_bytes(const NxModel* model, int layers) {
     NxModel alone = *model;
     alone.ranks = nullptr;
-    return Stepper(alone, 1, layers).lay_world(0);
+    return Stepper(alone, 1, layers).place_world_arrays(0);
 }
 // Called before every forward pass of ranks that share experts: see World::step.
 NX_API int nx_world_step(NxWorld* world, int first, int rest, int two) {
@@ -281,7 +281,7 @@ NX_API void nx_break(void* meeting) {
 }
 
 // tokens <- the choices, one for each row of logits [.., vocab]. Rows that are sampled are overwritten.
-// confidence <- Best::lead of each; null: not wanted.
+// confidence <- Best::confidence of each; null: not wanted.
 NX_API void nx_choose(float* logits, int runs, int vocab, const NxSampling* sampling, int32_t* tokens, float* confidence) {
     std::vector<int32_t> order;
     for (int i = 0; i < runs; ++i) {

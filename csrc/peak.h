@@ -15,13 +15,13 @@ enum Arithmetic { TILE_PRODUCTS, PAIR_PRODUCTS, FLOAT_PRODUCTS, BYTE_PRODUCTS };
 // One register of f32; a vf can be several.
 #if defined(__AVX512F__)
 using Lanes = vf;
-inline Lanes step_on(Lanes acc, Lanes a, Lanes b) { return fma(acc, a, b); }
+inline Lanes multiply_add(Lanes acc, Lanes a, Lanes b) { return fma(acc, a, b); }
 #elif defined(__AVX2__) && defined(__FMA__)
 using Lanes = __m256;
-inline Lanes step_on(Lanes acc, Lanes a, Lanes b) { return _mm256_fmadd_ps(acc, a, b); }
+inline Lanes multiply_add(Lanes acc, Lanes a, Lanes b) { return _mm256_fmadd_ps(acc, a, b); }
 #else
 typedef float Lanes __attribute__((vector_size(16)));
-inline Lanes step_on(Lanes acc, Lanes a, Lanes b) { return acc * a + b; }
+inline Lanes multiply_add(Lanes acc, Lanes a, Lanes b) { return acc * a + b; }
 #endif
 constexpr int FLOATS = sizeof(Lanes) / sizeof(float);
 constexpr int SUMS = 12;     // independent sums, so that none waits for itself
@@ -52,7 +52,7 @@ template <class Step> inline float sums_of(const Step& step) {
 
 inline float float_products() {
     const Lanes a = same(0.5f), b = same(1.5f);
-    return sums_of([&](Lanes acc) { return step_on(acc, a, b); });
+    return sums_of([&](Lanes acc) { return multiply_add(acc, a, b); });
 }
 
 #if defined(__AVX512BF16__)
@@ -94,7 +94,7 @@ inline float tile_products() {
     _tile_loadd(6, tile, 64);
     _tile_loadd(7, tile, 64);
     for (int n = 0; n < STEPS; ++n) {
-        settle();
+        compiler_fence();
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(2, 5, 6);

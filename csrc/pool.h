@@ -17,7 +17,7 @@
 
 namespace {
 
-inline void breathe() {
+inline void spin_pause() {
 #if defined(__x86_64__)
     _mm_pause();
 #else
@@ -66,7 +66,7 @@ class Pool {
         take(0);
         for (int t = 0; t < all; ++t) runs_[t].next.store(CLOSED);
         for (int spins = 0; busy_.load() != 0; ++spins)
-            if (spins < 4096) breathe(); else std::this_thread::yield();
+            if (spins < 4096) spin_pause(); else std::this_thread::yield();
     }
 
   private:
@@ -92,7 +92,7 @@ class Pool {
         uint32_t seen = 0;
         while (!stop_.load()) {
             int spins = 0;
-            while (epoch_.load() == seen && spins < SPINS) { breathe(); ++spins; }
+            while (epoch_.load() == seen && spins < SPINS) { spin_pause(); ++spins; }
             if (epoch_.load() == seen) {
                 std::unique_lock<std::mutex> hold(lock_);
                 sleeping_.fetch_add(1);

@@ -74,7 +74,7 @@ inline uint32_t arrive(NxMeeting& m, int size) {
 
 // Waits until every rank has arrived. Throws RankGone if `broken` is set.
 inline void wait(NxMeeting& m, const std::atomic<uint32_t>& broken, uint32_t epoch, int spins) {
-    for (int i = 0; i < spins && m.epoch.load() == epoch; ++i) breathe();
+    for (int i = 0; i < spins && m.epoch.load() == epoch; ++i) spin_pause();
     while (m.epoch.load() == epoch) {
         if (broken.load()) throw RankGone{};
         m.sleeping.fetch_add(1);
@@ -90,7 +90,7 @@ inline void meet(NxMeeting& m, int size, int spins) { wait(m, m.broken, arrive(m
 template <class T> class Shared {
   public:
     // Sets the address of the shared array. n: maximum of elements. Returns the bytes that they take.
-    int64_t lay(uintptr_t at, int64_t n) {
+    int64_t set_address(uintptr_t at, int64_t n) {
         shared_ = reinterpret_cast<T*>(at);
         return (n * int64_t(sizeof(T)) + 63) / 64 * 64;
     }

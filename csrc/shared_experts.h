@@ -18,7 +18,7 @@ namespace {
 class SharedExperts {
   public:
     // Sets the lane's arrays, see LaneArrays.
-    void lay(const LaneArrays& arrays, int lane) { at_ = arrays, lane_ = lane; }
+    void set_arrays(const LaneArrays& arrays, int lane) { at_ = arrays, lane_ = lane; }
 
     // h [rows, stride] f32 and h16 are normed rows. ranks: those of this group, which have the same rows.
     void offer(Pool& pool, const NxFeedForward& f, const World& world, const Ranks& ranks, const float* h,
@@ -83,7 +83,7 @@ class SharedExperts {
         for (const int32_t row : routed.to.row) foreign += row / world.given().most_rows != world.group();
         const int64_t width = Swiglu::width(f.down);
         const bool sliced = world.slices() > 1;
-        if (sliced && !apart) routed.inner.lay(uintptr_t(at_.inner.data() + inner_place(world) * width), 0);
+        if (sliced && !apart) routed.inner.set_address(uintptr_t(at_.inner.data() + inner_place(world) * width), 0);
         if (routed.to.count()) {
             routed.begin(pool, f.gate_up, f.down, rows_at_, stride_, world.begin(f.down.n_in, Swiglu::INNER));
             pool.for_each(routed.tasks(), [&](int task, int) { routed.up(task); }, routed.cost(f.gate_up));

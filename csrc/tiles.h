@@ -20,7 +20,7 @@ constexpr int MOST_ROWS = 256;  // rows that are computed for one read of a pane
 constexpr int CHUNK = 8;        // tiles of k that are multiplied by all those rows in turn: 32 KiB of a panel
 
 // The compiler must not move anything across this: gcc's tile intrinsics do not say what they read.
-inline void settle() { __asm__ volatile("" ::: "memory"); }
+inline void compiler_fence() { __asm__ volatile("" ::: "memory"); }
 
 struct alignas(64) TileConfig {  // the format of LDTILECFG
     uint8_t palette = 1, start = 0, none[14] = {};
@@ -51,10 +51,10 @@ inline thread_local int configured = 0;
 
 inline void configure(int m) {
     if (m == TILE_ROWS) m = 2 * TILE_ROWS;  // same configuration
-    settle();
+    compiler_fence();
     if (m != configured) _tile_loadconfig(&CONFIGS.of[m]);
     configured = m;
-    settle();
+    compiler_fence();
 }
 
 struct TileUse {
@@ -176,7 +176,7 @@ inline void few_rows(const uint8_t* a, int m, const Tiling& tiling, const uint8_
         const uint8_t(&now)[V][TILE_BYTES] = tiles[side];
         uint8_t(&then)[V][TILE_BYTES] = tiles[side ^ 1];
         const uint8_t* source = w + int64_t(next) * V * Load::bytes;
-        settle();
+        compiler_fence();
         _tile_loadd(4, a, 64);
         _tile_loadd(6, now[0], 64);
         _tile_dpbf16ps(0, 4, 6);
@@ -202,7 +202,7 @@ inline void few_rows(const uint8_t* a, int m, const Tiling& tiling, const uint8_
             if constexpr (V > 1) { _tile_stored(1, parts + 16, line); _tile_zero(1); }
             if constexpr (V > 2) { _tile_stored(2, parts + 32, line); _tile_zero(2); }
             if constexpr (V > 3) { _tile_stored(3, parts + 48, line); _tile_zero(3); }
-            settle();
+            compiler_fence();
             add_scaled<V>(parts, m, scales, sums);
             scales += V * 16;
         }
@@ -277,20 +277,20 @@ void tiles_product(const uint8_t* a, int rows, const Tiling& tiling, const uint8
             const int steps = (rows + together - 1) / together * ((V + 1) / 2) * b.tiles;
             const int lines = b.tiles * TILE_WORDS * V * Load::bytes / 64;
             Ahead ahead{w + int64_t(upto) * V * Load::bytes, (lines + steps - 1) / steps};
-            settle();
+            compiler_fence();
             for (int i = 0; i < rows; i += together) {
                 const int m = rows - i < together ? rows - i : together;
                 configure(m);
                 if constexpr (scaled) {
                     float* part = parts + (fresh && complete ? 0 : i * PANEL);
                     multiply<V>(a + i * a_row, a_row, m, done, b, part, fresh, ahead);
-                    settle();
+                    compiler_fence();
                     if (complete) add_scaled<V>(part, m, scales, sums + i * PANEL);
                 } else {
                     multiply<V>(a + i * a_row, a_row, m, done, b, sums + i * PANEL, fresh, ahead);
                 }
             }
-            settle();
+            compiler_fence();
             done += b.tiles;
         }
         if constexpr (scaled) scales += V * 16;

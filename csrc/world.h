@@ -51,12 +51,13 @@ struct LaneArrays {
     Shared<float> results;
 
     // Sets the addresses of the arrays, from offset `at` on. Returns the offset of their end.
-    int64_t lay(uintptr_t memory, int64_t at, const NxWorld& w, int64_t hidden, int64_t top_k, int64_t inner_width) {
+    int64_t set_addresses(uintptr_t memory, int64_t at, const NxWorld& w, int64_t hidden, int64_t top_k,
+                          int64_t inner_width) {
         const int64_t count = int64_t(w.groups) * w.most_rows;
-        at += rows.lay(memory + at, count * hidden);
-        at += ids.lay(memory + at, count * top_k);
-        at += results.lay(memory + at, count * top_k * hidden);
-        at += inner.lay(memory + at, w.shards < w.size ? w.shards * count * top_k * inner_width : 0);
+        at += rows.set_address(memory + at, count * hidden);
+        at += ids.set_address(memory + at, count * top_k);
+        at += results.set_address(memory + at, count * top_k * hidden);
+        at += inner.set_address(memory + at, w.shards < w.size ? w.shards * count * top_k * inner_width : 0);
         return at;
     }
 };

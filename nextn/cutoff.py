@@ -3,14 +3,14 @@
 The confidence of a guess is the difference between its logit and the second-best one. Both include the noise,
 because the target chooses with the same noise. It predicts much better than the depth whether a guess holds
 (is accepted). With nextn-tiny, 43 of 100 guesses hold at a confidence below 0.25, and 99 above 2, at any
-depth. `nextn.speculative.depth.worth` counts how many verified guesses hold in each bin of confidence.
+depth. `nextn.speculative.depth.value` counts how many verified guesses hold in each bin of confidence.
 
 So at each point of a chain, the probability that all its guesses hold is known. A step gains from
 
-    verifying a guess   if that probability exceeds the cost of a row in the target's step (`keep`),
+    verifying a guess   if that probability exceeds the cost of a row in the target's step (`row_cost`),
     another guess       if that probability, times the average rate at which guesses hold, exceeds the cost of
-                        a guess and its row (`each`), and the gains of all chains exceed the cost of the
-                        pass (`passing`).
+                        a guess and its row (`guess_cost`), and the gains of all chains exceed the cost of
+                        the pass (`pass_cost`).
 
 Costs are seconds times the engine's tokens per second, so they are in tokens. `CutChains` is the rule. The
 native kernels implement it in C++ (csrc/guesses.h), so that a step's chains are one call.
@@ -32,21 +32,21 @@ _EDGES = np.array(EDGES, np.float32)
 
 
 class Cutoff(NamedTuple):
-    """The cutoff of one step. rates: share of guesses that hold, by bin. keep, each, passing: costs in
-    tokens. usual: the average rate. num_steps: depth of chains whose guesses have no confidence, because a
-    guess is more than a draw."""
+    """The cutoff of one step. rates: share of guesses that hold, by bin. row_cost, guess_cost, pass_cost:
+    in tokens. mean_rate: their average, over all guesses. num_steps: depth of chains without confidence,
+    because a guess is more than a draw."""
 
     rates: Sequence[float]
-    keep: float
-    usual: float
-    each: float
-    passing: float
+    row_cost: float
+    mean_rate: float
+    guess_cost: float
+    pass_cost: float
     num_steps: int = 2
 
     @property
     def numbers(self) -> list[float]:
-        """As the kernels take them: the rates, keep, usual, each, passing."""
-        return [*self.rates, self.keep, self.usual, self.each, self.passing]
+        """As the kernels take them: the rates, row_cost, mean_rate, guess_cost, pass_cost."""
+        return [*self.rates, self.row_cost, self.mean_rate, self.guess_cost, self.pass_cost]
 
 
 def bins(confidence: Sequence[float]) -> bytes:
@@ -70,10 +70,10 @@ class CutChains:
         """num_steps: maximum depth of each chain, at least 1."""
         numbers = np.array(cutoff.numbers, np.float32)
         self._rates = numbers[:NO_GUESS]
-        self._keep, self._usual, self._each, self._passing = numbers[NO_GUESS:]
+        self._row_cost, self._mean_rate, self._guess_cost, self._pass_cost = numbers[NO_GUESS:]
         self._num_steps = np.array(num_steps, np.int32)
         self._going = np.arange(len(num_steps))
-        self._holds = np.ones(len(num_steps), np.float32)
+        self._probability = np.ones(len(num_steps), np.float32)
         self._kept = np.zeros(len(num_steps), np.int32)
         self.made = 0
 
@@ -87,17 +87,17 @@ class CutChains:
         kept: list[int] = self._kept.tolist()
         return kept
 
-    def guessed(self, fell: bytes, others: bool) -> None:
-        """Each chain in `going` got a guess. fell: the bins of these guesses, or NO_GUESS. others: passes
-        continue in any case, for chains without a cutoff."""
+    def guessed(self, guess_bins: bytes, others: bool) -> None:
+        """Each chain in `going` got a guess. guess_bins: their bins, or NO_GUESS. others: passes continue
+        in any case, for chains without a cutoff."""
         self.made += 1
-        into = np.frombuffer(fell, np.uint8)
-        going = self._going[into != NO_GUESS]
-        self._holds[going] *= self._rates[into[into != NO_GUESS]]
-        worth = going[self._holds[going] >= self._keep]
+        own_bins = np.frombuffer(guess_bins, np.uint8)
+        going = self._going[own_bins != NO_GUESS]
+        self._probability[going] *= self._rates[own_bins[own_bins != NO_GUESS]]
+        worth = going[self._probability[going] >= self._row_cost]
         self._kept[worth] = self.made
         worth = worth[self._num_steps[worth] > self.made]
-        gains = self._holds[worth] * self._usual - self._each
+        gains = self._probability[worth] * self._mean_rate - self._guess_cost
         self._going, gains = worth[gains > 0], gains[gains > 0]
-        if len(gains) and not others and np.add.accumulate(gains)[-1] <= self._passing:
+        if len(gains) and not others and np.add.accumulate(gains)[-1] <= self._pass_cost:
             self._going = self._going[:0]

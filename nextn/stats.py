@@ -66,8 +66,8 @@ class SpecStats:
         )
 
     @property
-    def true(self) -> bool:
-        """Whether the target could have written the text."""
+    def lossless(self) -> bool:
+        """Whether the target could have written the text: no lossy verification, no simulated acceptance."""
         return not (self.lossy or self.simulated)
 
     def _lists(self) -> tuple[list[int], list[int], list[int]]:

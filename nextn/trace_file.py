@@ -59,18 +59,18 @@ def events(traces: Sequence[ProcessTrace]) -> Iterator[Event]:
         yield _named("process_sort_index", trace.pid, 0, sort_index=place)
         for thread, name in trace.threads.items():
             yield _named("thread_name", trace.pid, thread, name=name)
-        nested, apart = untangled(trace.intervals)
+        nested, tracks = split_nested(trace.intervals)
         for each in nested:
             duration = _microseconds(each.end - each.begin)
             yield _event(each, "X", trace.pid, each.begin) | {"dur": duration, "args": each.args}
-        for number, track in enumerate(apart):
+        for number, track in enumerate(tracks):
             yield from _asynchronous(track, trace.pid, number)
 
 
-def untangled(intervals: Sequence[Interval]) -> tuple[list[Interval], list[list[Interval]]]:
+def split_nested(intervals: Sequence[Interval]) -> tuple[list[Interval], list[list[Interval]]]:
     """(intervals that are nested in their threads, outer before inner; tracks of all other intervals)."""
     nested: list[Interval] = []
-    apart: list[list[Interval]] = []
+    tracks: list[list[Interval]] = []
     own = sorted((each for each in intervals if not each.track), key=_outer_first)
     for _, of_thread in groupby(sorted(own, key=attrgetter("thread")), key=attrgetter("thread")):
         ends: list[int] = []
@@ -78,13 +78,13 @@ def untangled(intervals: Sequence[Interval]) -> tuple[list[Interval], list[list[
             while ends and ends[-1] <= each.begin:
                 ends.pop()
             if ends and each.end > ends[-1]:
-                apart.append([each])
+                tracks.append([each])
             else:
                 ends.append(each.end)
                 nested.append(each)
-    tracks = sorted((each for each in intervals if each.track), key=attrgetter("track"))
-    apart += [list(track) for _, track in groupby(tracks, key=attrgetter("track"))]
-    return nested, apart
+    others = sorted((each for each in intervals if each.track), key=attrgetter("track"))
+    tracks += [list(track) for _, track in groupby(others, key=attrgetter("track"))]
+    return nested, tracks
 
 
 def _outer_first(each: Interval) -> tuple[int, int]:

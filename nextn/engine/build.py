@@ -19,7 +19,7 @@ from nextn.engine.lockstep import LockstepExecutor, OthersHere
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
 from nextn.engine.startup import startup
-from nextn.engine.step_cost_file import Factors, StepCostFile
+from nextn.engine.step_cost_file import StepCostFile
 from nextn.engine.step_timing import time_steps
 from nextn.engine.tensor_parallel import TensorParallelExecutor
 from nextn.engine.thread import ThreadExecutor
@@ -33,8 +33,8 @@ from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculation import Speculation
 from nextn.speculative.depth.controller import DepthController
-from nextn.speculative.depth.cost import StepCost
-from nextn.speculative.depth.worth import Worth
+from nextn.speculative.depth.cost import Factors, StepCost
+from nextn.speculative.depth.value import DraftValue
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,8 @@ def _step_cost(
 def _controller(
     info: ExecutorInfo, speculation: Speculation, cost: StepCost, factors: Factors
 ) -> DepthController:
-    worth = Worth(speculation.num_steps, speculation.shape, info.cuts, ends=info.device != "cuda")
-    return DepthController(cost, worth, factors, info.page_size)
+    value = DraftValue(speculation.num_steps, speculation.shape, info.cuts, ends=info.device != "cuda")
+    return DepthController(cost, value, factors, info.page_size)
 
 
 def _nothing() -> None:

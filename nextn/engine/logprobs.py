@@ -10,7 +10,7 @@ from torch import Tensor
 from nextn.models.base import Model, take
 from nextn.request import Failure, TokenLogprob, failed_in
 from nextn.sampling.isolate import isolated
-from nextn.sampling.logprobs import Asked, prompt_logprobs, token_logprobs
+from nextn.sampling.logprobs import LogprobRequest, prompt_logprobs, token_logprobs
 from nextn.speculative.state import RequestState
 from nextn.speculative.verifier import Verified
 
@@ -25,12 +25,12 @@ class Logprobs(NamedTuple):
 NO_LOGPROBS = Logprobs()
 
 
-def copied(logits: Tensor, asked: Sequence[RequestState]) -> Tensor | None:
+def copied(logits: Tensor, states: Sequence[RequestState]) -> Tensor | None:
     """A copy of the logits of requests that want log-probabilities. logits: after the root and every node of
     each request."""
     wanted: list[int] = []
     at = 0
-    for r in asked:
+    for r in states:
         after = at + len(r.draft.tokens) + 1
         if r.params.logprobs is not None:
             wanted.extend(range(at, after))
@@ -52,13 +52,15 @@ def output(
 
     def compute(some: Sequence[tuple[int, int]]) -> list[Logprobs]:
         assert raw is not None
-        asked: list[Asked] = []
+        requests: list[LogprobRequest] = []
         for i, first in some:
             chosen_at = (0, *(node + 1 for node in verified[i].path))
             top = states[i].params.logprobs or 0
             # A request with an error may commit nothing.
-            asked += [Asked(first + n, t, top) for n, t in zip(chosen_at, verified[i].tokens, strict=False)]
-        logprobs = iter(token_logprobs(raw, asked))
+            requests += [
+                LogprobRequest(first + n, t, top) for n, t in zip(chosen_at, verified[i].tokens, strict=False)
+            ]
+        logprobs = iter(token_logprobs(raw, requests))
         return [Logprobs([next(logprobs) for _ in verified[i].tokens]) for i, _ in some]
 
     return _each(compute, wanted, len(states))
@@ -77,8 +79,8 @@ def prompts(model: Model, hidden: Tensor, states: Sequence[RequestState]) -> lis
         return model.logits(take(model, hidden, places))
 
     def compute(some: Sequence[tuple[int, int]]) -> list[Logprobs]:
-        asked = [a for i, first in some for a in _asked_of_prompt(states[i], first)]
-        logprobs = prompt_logprobs(logits, asked)
+        requests = [r for i, first in some for r in _prompt_requests(states[i], first)]
+        logprobs = prompt_logprobs(logits, requests)
         return [Logprobs([next(logprobs) for _ in states[i].scores]) for i, _ in some]
 
     return _each(compute, wanted, len(states))
@@ -103,6 +105,6 @@ def _each(
     return logprobs
 
 
-def _asked_of_prompt(state: RequestState, first: int) -> list[Asked]:
+def _prompt_requests(state: RequestState, first: int) -> list[LogprobRequest]:
     after, top = state.start + 1, state.params.prompt_logprobs or 0
-    return [Asked(first + i, state.history[after + i], top) for i in state.scores]
+    return [LogprobRequest(first + i, state.history[after + i], top) for i in state.scores]

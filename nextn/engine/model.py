@@ -176,7 +176,7 @@ def _native(
         ways_of(config, level), config.ep_dispatch_dtype == "fp8", partial(non_temporal, level),
     )  # fmt: skip
     weights = model.weights
-    if made is not None and (others := weights.not_whole_groups):
+    if made is not None and (others := weights.int8_fallbacks):
         log.info(
             "--quantization w4a16: %d matrices are in int8, for their inputs are not groups of %d: %s",
             len(others), made.group, first_names(others),

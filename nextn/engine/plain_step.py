@@ -18,8 +18,8 @@ from nextn.models.one_call import (
     CHOOSES,
     CUT,
     EXTENDS,
-    TAKEN,
-    TURN,
+    RESULT_FIELDS,
+    SPAN_FIELDS,
     WORK,
     PlainResult,
     PlainStep,
@@ -46,7 +46,7 @@ def plain_steps(model: Model, pool: KVPool, drafter: Drafter) -> PlainSteps | No
         return None
     if isinstance(drafter, NoDrafter):
         return PlainSteps(model, pool, None)
-    if type(drafter) is MTPDrafter and drafter.in_one_call is not None:
+    if type(drafter) is MTPDrafter and drafter.chain_drafter is not None:
         return PlainSteps(model, pool, drafter.behind)
     return None
 
@@ -57,8 +57,8 @@ class PlainSteps:
         self.model, self.pool, self.behind = model, pool, behind
         # The requests of the last step: their parameters, and their page tables, with equal room for each.
         self._last: Sequence[RequestState] | None = None
-        self._asked = b""
-        self._table, self._room = array("i"), 0
+        self._requests = b""
+        self._table, self._table_width = array("i"), 0
         self._kept: Owners | None = None  # owners of the states kept in it, if one row each
 
     def add(self, state: RequestState) -> None:
@@ -67,7 +67,7 @@ class PlainSteps:
         if params.tokens_alone and not penalized(params, params.min_tokens):
             state.plain_from = state.num_prompt + params.min_tokens
         state.ends = array("i", sorted(state.end_ids))
-        state.asked = self.model.ask(draw_params(params, 0), state.ends, state.limit)
+        state.asked = self.model.pack_request(draw_params(params, 0), state.ends, state.limit)
 
     def run(self, states: Sequence[RequestState], plan: Plan) -> StepResult | None:
         """Runs the step, or returns None if a request is not plain."""
@@ -80,7 +80,7 @@ class PlainSteps:
         found = self.model.plain_step(step, self.pool)
         self._last = states
         results = _results(states, step, found)
-        if plan.keep and behind is not None and step.extending < len(states):
+        if plan.keep and behind is not None and step.num_extending < len(states):
             self._keep(behind, states, plan, step, results)
         extended, decoding, drafts, context, passes = found.work[:WORK]
         deeper = tuple(found.work[WORK : WORK + passes])
@@ -92,11 +92,11 @@ class PlainSteps:
         waiting = behind is not None and len(behind) > 0
         self._prepare(states, plan)
         tokens: list[int] = []
-        turns: list[int] = []
-        page_size, choices, deepest, extending = self.pool.page_size, 0, 0, 0
+        fields: list[int] = []
+        page_size, choices, deepest, num_extending = self.pool.page_size, 0, 0, 0
         extends = EXTENDS if plan.cutoff is None else EXTENDS | CUT
         # Runs for every request in every step, so it does as little as possible.
-        room = self._room
+        width = self._table_width
         for span, r in zip(plan.spans, states, strict=True):
             start, known, draft = span.start, span.known, span.draft
             if span.ahead:
@@ -121,12 +121,12 @@ class PlainSteps:
             if span.extend:
                 if waiting and r.drafting.waiting is not None:
                     return None  # the draft layer has to catch up first
-                extending += 1
+                num_extending += 1
                 flags = extends if span.cut else EXTENDS
-            turns += (start, known, drafts, following, room, num_steps, flags, span.draft_from // page_size)
+            fields += (start, known, drafts, following, width, num_steps, flags, span.draft_from // page_size)
         return PlainStep(
-            array("i", tokens), array("i", turns), self._table, self._asked, len(states), choices, deepest,
-            plan.cutoff, behind is not None, extending,
+            array("i", tokens), array("i", fields), self._table, self._requests, len(states), choices,
+            deepest, plan.cutoff, behind is not None, num_extending,
         )  # fmt: skip
 
     def _prepare(self, states: Sequence[RequestState], plan: Plan) -> None:
@@ -135,34 +135,35 @@ class PlainSteps:
         last, self._last = self._last, None  # until the step has run
         if states != last:
             self._kept = None
-            self._asked = b"".join([r.asked for r in states])
-            self._lay_table(states)
+            self._requests = b"".join([r.asked for r in states])
+            self._allocate_table(states)
             return
         for at, span in enumerate(plan.spans):
             if span.pages:
                 first, end = span.first_page, span.first_page + len(span.pages)
-                if end > self._room:
-                    self._lay_table(states)
+                if end > self._table_width:
+                    self._allocate_table(states)
                     return
-                row = at * self._room
+                row = at * self._table_width
                 self._table[row + first : row + end] = array("i", span.pages)
 
-    def _lay_table(self, states: Sequence[RequestState]) -> None:
+    def _allocate_table(self, states: Sequence[RequestState]) -> None:
         """Allocates the page tables, with room for twice as many pages as the longest has."""
-        self._room = room = 2 * max([len(r.pages) for r in states], default=0)
-        self._table = table = array("i", bytes(4 * room * len(states)))
+        self._table_width = width = 2 * max([len(r.pages) for r in states], default=0)
+        self._table = table = array("i", bytes(4 * width * len(states)))
         for at, r in enumerate(states):
-            table[at * room : at * room + len(r.pages)] = r.pages
+            table[at * width : at * width + len(r.pages)] = r.pages
 
     def _keep(
         self, behind: Behind, states: Sequence[RequestState], plan: Plan, step: PlainStep,
         results: Sequence[SpanResult],
     ) -> None:  # fmt: skip
         """Keeps the hidden states of requests that did not extend."""
-        alike = not step.extending and len(step.tokens) == len(states) and all(r.tokens for r in results)
-        if not (alike and behind.keep_again(self._kept, *self.model.states_at())):
+        chosen = all(r.tokens for r in results)
+        one_row_each = not step.num_extending and len(step.tokens) == len(states) and chosen
+        if not (one_row_each and behind.keep_again(self._kept, *self.model.states_at())):
             self._keep_any(behind, states, plan, step, results)
-            last = behind.latest if alike else None
+            last = behind.latest if one_row_each else None
             self._kept = last if last is not None and last.states == [r.drafting for r in states] else None
 
     @torch.inference_mode()
@@ -171,8 +172,10 @@ class PlainSteps:
         results: Sequence[SpanResult],
     ) -> None:  # fmt: skip
         spans: list[DraftSpan] = []
-        at, turns = 0, step.turns
-        each = zip(plan.spans, states, results, turns[::TURN], turns[1::TURN], turns[2::TURN], strict=True)
+        at, fields, stride = 0, step.span_fields, SPAN_FIELDS
+        each = zip(
+            plan.spans, states, results, fields[::stride], fields[1::stride], fields[2::stride], strict=True
+        )
         for span, r, result, start, known, drafts in each:
             tokens, first, seen = result.tokens, at, span.draft_from
             at += known + drafts
@@ -186,15 +189,16 @@ class PlainSteps:
 def _results(states: Sequence[RequestState], step: PlainStep, found: PlainResult) -> list[SpanResult]:
     """The results, which are also committed to the requests' states. It reads little else of a request,
     because that is no longer in the CPU caches after the model has run."""
-    taken, _, guesses, bins = found
-    turns, end = step.turns, TAKEN * step.spans
+    numbers, _, guesses, bins = found
+    fields, n, m = step.span_fields, SPAN_FIELDS, RESULT_FIELDS
+    end = m * step.spans
     results = []
     draft_at = row = 0
     each = zip(
-        states, turns[1::TURN], turns[2::TURN], turns[3::TURN], turns[6::TURN],
-        taken[:end:TAKEN], taken[1:end:TAKEN], taken[2:end:TAKEN], taken[3:end:TAKEN], strict=True,
+        states, fields[1::n], fields[2::n], fields[3::n], fields[6::n],
+        numbers[:end:m], numbers[1:end:m], numbers[2:end:m], numbers[3:end:m], strict=True,
     )  # fmt: skip
-    for state, known, drafts, following, flags, held, token, kept, made in each:
+    for state, known, drafts, following, flags, accepted, token, kept, made in each:
         draft, error = NO_DRAFT, None
         if kept >= 0:
             draft = Draft(guesses[draft_at : draft_at + kept])
@@ -202,7 +206,7 @@ def _results(states: Sequence[RequestState], step: PlainStep, found: PlainResult
                 draft.bins = bins[draft_at : draft_at + made]
             draft_at += step.num_steps
         row += known
-        tokens = step.tokens[row : row + held].tolist() if held else []
+        tokens = step.tokens[row : row + accepted].tolist() if accepted else []
         row += drafts
         if token != NO_TOKEN:
             tokens.append(token)

@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -20,13 +19,12 @@ import torch
 from nextn import __version__
 from nextn.config import FAKE, EngineConfig, model_folder, usable_cores
 from nextn.families.files import weight_files
-from nextn.speculative.depth.cost import StepCost
+from nextn.speculative.depth.cost import Factors, StepCost
 from nextn.user_cache import user_cache
 from nextn.whole_file import write_whole
 
 log = logging.getLogger("nextn.engine")
 
-Factors = Mapping[int, list[float]]  # see DepthController
 OFF = "off"
 # Options on which step times do not depend.
 _OTHER = (

@@ -32,7 +32,7 @@ class Paged(NamedTuple):
         return page.long() * self.page_size + positions % self.page_size
 
 
-class Laid(NamedTuple):
+class DeviceLayout(NamedTuple):
     """The layout. All are [T], except first. real: False for padding. span: the span of a row. after: number
     of the span's rows before it. Both are in range for padding, too. first: [R], each span's first row."""
 
@@ -57,7 +57,9 @@ class Laid(NamedTuple):
         )
 
 
-def laid_out(counts: Tensor, starts: Tensor, page_at: Tensor, total: int, most: int, paged: Paged) -> Laid:
+def lay_out(
+    counts: Tensor, starts: Tensor, page_at: Tensor, total: int, most: int, paged: Paged
+) -> DeviceLayout:
     """The layout of the spans. counts, starts, page_at: [R] int64: number of rows of each span, its first
     position, where its pages begin in the table. total: T, at least the sum of counts. most: maximum number
     of rows of a span."""
@@ -78,10 +80,10 @@ def laid_out(counts: Tensor, starts: Tensor, page_at: Tensor, total: int, most: 
         torch.zeros(total + 1, dtype=kind, device=device), paged.table.to(kind), paged.page_size,
         paged.longest,
     )  # fmt: skip
-    return Laid(real, span, after, bounds[:spans], positions, paged.slots(at, positions), attention)
+    return DeviceLayout(real, span, after, bounds[:spans], positions, paged.slots(at, positions), attention)
 
 
-def rows_apart(active: Tensor, positions: Tensor, page_at: Tensor, tokens: Tensor, paged: Paged) -> Batch:
+def one_row_spans(active: Tensor, positions: Tensor, page_at: Tensor, tokens: Tensor, paged: Paged) -> Batch:
     """A batch of R spans with one row each. Rows that are not `active` are in page 0."""
     kind = paged.dtype
     positions, at = torch.where(active, positions, 0), torch.where(active, page_at, 0)

@@ -77,7 +77,7 @@ class ParallelMoE(MoE):
             self.counts.scatter_add_(0, chosen, torch.ones_like(chosen))
         rows, rank, hidden = bounds(batch.rows, self.group.size, 1), self.group.rank, x.shape[1]
         begin, end = rows[rank], rows[rank + 1]
-        results = self._spread(x[begin:end], ids[begin:end], begin)
+        results = self._dispatch(x[begin:end], ids[begin:end], begin)
         routed = x.new_zeros(x.shape, dtype=torch.float32)
         if begin < end:
             routed[begin:end] = self.ops.combine(results, weights[begin:end])
@@ -88,9 +88,9 @@ class ParallelMoE(MoE):
     def idle(self) -> None:
         """Takes part in the `forward` of other groups, without own rows."""
         x = self._empty(self.cfg.hidden_size)
-        self._spread(x, x.new_empty(0, self.cfg.num_experts_per_tok, dtype=torch.int64), 0)
+        self._dispatch(x, x.new_empty(0, self.cfg.num_experts_per_tok, dtype=torch.int64), 0)
 
-    def _spread(self, x: Tensor, ids: Tensor, first: int) -> Tensor:
+    def _dispatch(self, x: Tensor, ids: Tensor, first: int) -> Tensor:
         """Sends rows to their experts: x [n, C], ids [n, K], of the group's rows from `first` on -> the
         experts' results [n, K, C]."""
         world, (n, k) = self.world, ids.shape
@@ -105,7 +105,7 @@ class ParallelMoE(MoE):
         chosen = place.where(here, -1).flatten(0, 1)[at]
         packed = self._packed(x[sources], chosen).split(rows)
         sent = [part for part in packed for _ in range(world.slices)]
-        results = self._serve(world.exchange(sent, their_rows), their_choices)
+        results = self._compute_received(world.exchange(sent, their_rows), their_choices)
         due = [count * len(columns) for count in choices for columns in self.returned.parts]
         returned = iter(world.exchange(results, due))
         found = []
@@ -123,7 +123,7 @@ class ParallelMoE(MoE):
         theirs = self.world.exchange(by_rank, [1] * self.world.size)
         return [(rows, choices) for rows, choices in torch.cat((own, *theirs)).tolist()]
 
-    def _serve(self, packed: Sequence[Tensor], choices: Sequence[int]) -> list[Tensor]:
+    def _compute_received(self, packed: Sequence[Tensor], choices: Sequence[int]) -> list[Tensor]:
         """The rows from each rank of the world, and their numbers of choices -> for each rank, the results of
         its choices, row by row, in one array. A result has the columns of this slice."""
         x, ids = self._unpacked(torch.cat(list(packed)))

@@ -49,7 +49,7 @@ class Sharing:
         self._blocks = blocks or {}
         self._found: dict[Hashable, Split] = {}
 
-    def over(self, experts: ExpertParallel | None) -> Sharing:
+    def with_shared_experts(self, experts: ExpertParallel | None) -> Sharing:
         """The sharing for layers whose routed experts a world shares. Other products are split as before."""
         if experts is None:
             return self

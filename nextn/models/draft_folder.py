@@ -34,7 +34,7 @@ from nextn.models.shards import open_shards
 from nextn.ops.stored import Format
 
 OPTION = "--speculative-draft-model-path"
-SAME = (  # fields that the module computes with; their values are taken from the target's config
+CHECKED_FIELDS = (  # fields that the module computes with; their values are taken from the target's config
     "hidden_size", "vocab_size", "num_attention_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
     "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts", "moe_intermediate_size",
     "num_experts_per_tok", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor",
@@ -122,7 +122,7 @@ class DraftFolder:
 
 def _config(file: Path, target: ModelConfig) -> ModelConfig:
     """The folder's config.json, read with the target's architecture and numbers of layers. Raises
-    CheckpointError if a field in SAME differs from the target's."""
+    CheckpointError if a field in CHECKED_FIELDS differs from the target's."""
     data = read_json(file)
     named = data.get("architectures")
     if isinstance(named, list) and any(name in target.mtp.exported for name in named):
@@ -137,7 +137,8 @@ def _config(file: Path, target: ModelConfig) -> ModelConfig:
     if not data.get("quantization_config"):  # xLLM writes ""
         data.pop("quantization_config", None)
     cfg = ModelConfig.from_dict(data, str(file))
-    keys = SAME if target.is_moe(target.num_hidden_layers) else (*SAME, "intermediate_size")
+    is_moe = target.is_moe(target.num_hidden_layers)
+    keys = CHECKED_FIELDS if is_moe else (*CHECKED_FIELDS, "intermediate_size")
     apart = [
         f"{key} is {getattr(cfg, key)!r}, the target's is {getattr(target, key)!r}"
         for key in keys

@@ -51,7 +51,7 @@ def native_batch(batch: PackedBatch) -> NxBatch:
     )  # fmt: skip
 
 
-class Room(NamedTuple):
+class Buffer(NamedTuple):
     """A buffer for results. tensor: [rows, width] f32. at: its address."""
 
     tensor: Tensor
@@ -128,9 +128,9 @@ class NativeModel:
                 self._model.draft_ids = self._draft_ids.buffer_info()[0]
         self._engine: Any = None
         self._pool: KVPool | None = None
-        self._rooms: dict[str, Room] = {}
-        self._found = native_step.Found()
-        self.ask = native_step.ask
+        self._buffers: dict[str, Buffer] = {}
+        self._step_buffers = native_step.StepBuffers()
+        self.pack_request = native_step.pack_request
 
     @property
     def weight_bytes(self) -> int:
@@ -142,7 +142,7 @@ class NativeModel:
     def forward(self, batch: PackedBatch, pool: KVPool) -> Tensor:
         most = self.world or self._ranks
         assert most is None or batch.rows <= most.most_rows, "more than their arrays hold"
-        out = self._room("forward", batch.rows, self.config.hidden_size)
+        out = self._buffer("forward", batch.rows, self.config.hidden_size)
         self._call(self._kernels.nx_forward, self._on(pool), native_batch(batch), out.data_ptr())
         return out
 
@@ -155,14 +155,14 @@ class NativeModel:
     def _logits(self, head: Callable[..., int], hidden: Tensor) -> Tensor:
         assert self._engine, "hidden states come from a step"
         rows = hidden.contiguous()
-        out = self._room("logits", rows.shape[0], self.config.vocab_size)
+        out = self._buffer("logits", rows.shape[0], self.config.vocab_size)
         self._call(head, self._engine, rows.data_ptr(), rows.shape[0], out.shape[1], out.data_ptr())
         return out
 
     def choices(self, hidden: Tensor, whole: int, draws: Sequence[DrawParams]) -> tuple[Tensor, list[int]]:
         assert self._engine, "hidden states come from a step"
         rows = hidden.contiguous()
-        out = self._room("logits", whole, self.config.vocab_size)
+        out = self._buffer("logits", whole, self.config.vocab_size)
         tokens = array("i", bytes(4 * (rows.shape[0] - whole)))
         assert sum([d.rows for d in draws]) == len(tokens)
         self._call(
@@ -174,7 +174,7 @@ class NativeModel:
     def draft(self, batch: PackedBatch, hidden: Tensor, pool: KVPool, layer: int = 0) -> Tensor:
         assert 0 <= layer < self.nextn_layers, layer
         rows = hidden.contiguous()
-        out = self._room("draft", *rows.shape)  # may contain `rows`: the kernels read before they write
+        out = self._buffer("draft", *rows.shape)  # may contain `rows`: the kernels read before they write
         engine, states = self._on(pool), rows.data_ptr()
         self._call(self._kernels.nx_draft, engine, native_batch(batch), states, layer, out.data_ptr())
         return out
@@ -184,7 +184,7 @@ class NativeModel:
         assert len(rows) == batch.rows
         count, num_steps = len(chains), array("i", [c.num_steps for c in chains])
         max_steps = max(num_steps, default=0)
-        scores = self._room("logits", count, self.config.vocab_size)
+        scores = self._buffer("logits", count, self.config.vocab_size)
         states, spans, cut = (
             array("i", rows),
             array("i", [c.span for c in chains]),
@@ -199,9 +199,9 @@ class NativeModel:
             *(out.buffer_info()[0] for out in (tokens, bins, made, kept, passes)),
         )  # fmt: skip
         self._call(self._kernels.nx_chains, self._on(pool), native_batch(batch), hidden.data_ptr(), 0, struct)
-        found, fell = tokens.tolist(), bins.tobytes()
+        found, guess_bins = tokens.tolist(), bins.tobytes()
         drafts = [
-            Draft(found[at : at + k], bins=fell[at : at + m]) if c.cut else Draft(found[at : at + k])
+            Draft(found[at : at + k], bins=guess_bins[at : at + m]) if c.cut else Draft(found[at : at + k])
             for at, k, m, c in zip(
                 range(0, max_steps * count, max_steps or 1), kept, made, chains, strict=True
             )
@@ -211,19 +211,19 @@ class NativeModel:
     def plain_step(self, step: PlainStep, pool: KVPool) -> PlainResult:
         assert self.world is None, "others take part in every pass"
         assert self._ranks is None or len(step.tokens) <= self._ranks.most_rows, "more than their arrays hold"
-        cfg, found = self.config, self._found
-        hidden = self._grown("forward", len(step.tokens), cfg.hidden_size).at
+        cfg, buffers = self.config, self._step_buffers
+        hidden = self._sized("forward", len(step.tokens), cfg.hidden_size).at
         most = max(step.spans, step.choices) if self._ranks is None else 0
-        packed = found.packed(step, cfg.vocab_size, hidden, self._grown("logits", most, cfg.vocab_size).at)
+        packed = buffers.packed(step, cfg.vocab_size, hidden, self._sized("logits", most, cfg.vocab_size).at)
         table = step.table.buffer_info()[0]
-        self._call(self._kernels.nx_step, self._on(pool), packed, step.asked, table)
-        return found.read(step)
+        self._call(self._kernels.nx_step, self._on(pool), packed, step.requests, table)
+        return buffers.read(step)
 
     def states(self, rows: int) -> Tensor:
-        return self._room("forward", rows, self.config.hidden_size)
+        return self._buffer("forward", rows, self.config.hidden_size)
 
     def states_at(self) -> tuple[int, int]:
-        return self._rooms["forward"].at, 4 * self.config.hidden_size
+        return self._buffers["forward"].at, 4 * self.config.hidden_size
 
     def expert_counts(self) -> tuple[np.ndarray, np.ndarray]:
         first, none = self.config.num_hidden_layers, np.zeros((0, self.config.n_routed_experts), np.int64)
@@ -241,17 +241,17 @@ class NativeModel:
             assert peers is not None
             raise peers.gone()
 
-    def _room(self, name: str, rows: int, width: int) -> Tensor:
+    def _buffer(self, name: str, rows: int, width: int) -> Tensor:
         """A buffer [rows, width] f32 for a result. The next call returns the same memory, so steps allocate
         nothing once the buffers have grown."""
-        return self._grown(name, rows, width).tensor[:rows]
+        return self._sized(name, rows, width).tensor[:rows]
 
-    def _grown(self, name: str, rows: int, width: int) -> Room:
-        room = self._rooms.get(name)
-        if room is None or room.rows < rows:
+    def _sized(self, name: str, rows: int, width: int) -> Buffer:
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.rows < rows:
             tensor = torch.empty(rows, width)
-            self._rooms[name] = room = Room(tensor, rows, tensor.data_ptr())
-        return room
+            self._buffers[name] = buffer = Buffer(tensor, rows, tensor.data_ptr())
+        return buffer
 
     def _on(self, pool: KVPool) -> Any:
         """The kernels' engine, which reads and writes this pool's memory."""

@@ -42,10 +42,10 @@ class NativePanels:
         weights -> how its products are computed, see `nextn.ops.cpu.ways`."""
         self.rank, self.size, self.share = rank, size, share
         self.cfg, self._stored, self._quantize = cfg, stored or {}, quantize
-        self._coarse = False  # True: matrices that are not yet in one byte or less are converted to int8
+        self._int8_default = False  # True: matrices not yet in one byte or less are converted to int8
         self._way = way
         self.as_stored: frozenset[str] = frozenset()
-        self.not_whole_groups: list[str] = []  # in INT8, not INT4: their inputs are not whole groups
+        self.int8_fallbacks: list[str] = []  # in INT8, not INT4: their inputs are not whole groups
         self._places: dict[str, Callable[..., None]] = {}
         self.rows: dict[str, range] = {}  # by name: the rows of the tensor that `place` takes
         self._arena = Arena()
@@ -85,7 +85,7 @@ class NativePanels:
         elif kind is None:
             kind, block = self._layer_kind(n_in, format)
             if kind == INT8 and self._quantize is not None and self._quantize.name == INT4:
-                self.not_whole_groups += names
+                self.int8_fallbacks += names
             if kind == E4M3:
                 self.as_stored |= frozenset(names)
         packed = PackedWeight(n_out, n_in, kind, members, block, self._arena)
@@ -114,7 +114,7 @@ class NativePanels:
             return (INT8, 0) if made is None else (made, self._quantize.group)
         if format is not None and format.name == FP8 and format.group % 2 == 0:
             return E4M3, format.group  # the kernels read inputs in pairs: a pair has to be in one block
-        return (INT8, 0) if self._coarse else (BF16, 0)
+        return (INT8, 0) if self._int8_default else (BF16, 0)
 
     def take(self, name: str, place: Callable[..., None], rows: range | None) -> None:
         """Adds a destination for a tensor. rows: the rows that the rank takes; None: it needs all of them. A

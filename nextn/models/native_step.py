@@ -5,18 +5,18 @@ from __future__ import annotations
 from array import array
 
 from nextn.cutoff import EDGES, Cutoff
-from nextn.models.one_call import TAKEN, WORK, PlainResult, PlainStep
+from nextn.models.one_call import RESULT_FIELDS, WORK, PlainResult, PlainStep
 from nextn.ops.base import DrawParams
-from nextn.ops.cpu.interface import ASKED, CUTOFF, STEP
+from nextn.ops.cpu.interface import CUTOFF, REQUEST, STEP
 
 
-def ask(draw: DrawParams, ends: array[int], limit: int) -> bytes:
-    return ASKED.pack(*draw, ends.buffer_info()[0], len(ends), limit)
+def pack_request(draw: DrawParams, ends: array[int], limit: int) -> bytes:
+    return REQUEST.pack(*draw, ends.buffer_info()[0], len(ends), limit)
 
 
-class Found:
-    """Buffers for the results of a step, reused in every step. One has NxTaken per request, then the work,
-    then the guesses. The other has the guesses' bins."""
+class StepBuffers:
+    """Buffers for the results of a step, reused in every step. One has an NxSpanResult per request, then the
+    work, then the guesses. The other has the guesses' bins."""
 
     def __init__(self) -> None:
         self._grow(64)
@@ -30,13 +30,13 @@ class Found:
     def packed(self, step: PlainStep, vocab: int, hidden: int, scores: int) -> bytes:
         """The step as nx_step reads it. hidden, scores: addresses of these buffers."""
         spans, width = step.spans, step.num_steps
-        work = TAKEN * spans
+        work = RESULT_FIELDS * spans
         guesses = work + WORK + width
         if len(self._numbers) < guesses + spans * width:
             self._grow(2 * (guesses + spans * width))
         at = self._at
         return STEP.pack(
-            spans, vocab, step.tokens.buffer_info()[0], step.turns.buffer_info()[0], hidden, scores,
+            spans, vocab, step.tokens.buffer_info()[0], step.span_fields.buffer_info()[0], hidden, scores,
             0 if step.cutoff is None else self._cutoff_at(step.cutoff), step.drafts, width, at,
             at + 4 * guesses, self._bins_at, at + 4 * work,
         )  # fmt: skip
@@ -49,7 +49,7 @@ class Found:
 
     def read(self, step: PlainStep) -> PlainResult:
         spans, width = step.spans, step.num_steps
-        work = TAKEN * spans
+        work = RESULT_FIELDS * spans
         guesses = work + WORK + width
         found = self._numbers[: guesses + spans * width].tolist()
         bins = b"" if step.cutoff is None else self._bins[: spans * width].tobytes()

@@ -74,7 +74,7 @@ class NativeWeights(NativePanels):
         layers = [self._layer(i) for i in range(cfg.num_hidden_layers)]
         if nextn_layers:
             self._draft_head(drafting)
-            self._coarse = drafting.int8
+            self._int8_default = drafting.int8
             if quantize is not None:
                 self._quantize = W8A16
         numbers = range(cfg.num_hidden_layers, cfg.num_hidden_layers + nextn_layers)
@@ -87,7 +87,7 @@ class NativeWeights(NativePanels):
         hidden, spec = self.cfg.hidden_size, self.cfg.mtp
         prefix = self.cfg.module_at(index - self.cfg.num_hidden_layers)
         name = prefix + spec.projection
-        kind = INT8 if self._coarse else BF16
+        kind = INT8 if self._int8_default else BF16
         eh_proj = self.matrix(hidden, 2 * hidden, (name,) if spec.embedding_first else (), kind)
 
         def place(tensor: Tensor) -> None:  # the kernels' inputs have the embedding first

@@ -57,7 +57,7 @@ class TorchModel:
         self.world = None if experts is None else experts.world
         self.embedding = sharing.empty(cfg.vocab_size, cfg.hidden_size)
         self.norm = sharing.empty(cfg.hidden_size)
-        target = sharing.over(experts)
+        target = sharing.with_shared_experts(experts)
         self.layers = [DecoderLayer(target, i) for i in range(cfg.num_hidden_layers)]
         self.parallel = [layer.mlp for layer in self.layers if isinstance(layer.mlp, ParallelMoE)]
         self.vocabulary = sharing.vocabulary(draft_tokens)

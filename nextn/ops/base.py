@@ -61,7 +61,7 @@ class Spans:
     page_size: int
     longest: int
     prompts: Tensor | None = None
-    kept: dict[Hashable, Any] = field(default_factory=dict)  # what an op computed from it, for later layers
+    computed: dict[Hashable, Any] = field(default_factory=dict)  # by an op, for later layers
 
 
 class DrawParams(NamedTuple):

@@ -65,13 +65,14 @@ def gathered(spans: Spans, heads: int, prompts: bool = False, caches: int = 1) -
     """The rectangles of all rows. If some rows use naive attention: only theirs (`prompts`), or only the
     others'. heads: query heads that share a set of keys. caches: number of such sets."""
     key = gathered, heads, prompts, caches
-    if key not in spans.kept:
+    if key not in spans.computed:
         positions = spans.positions.cpu().numpy()
         runs = _runs(spans, positions)
         if spans.prompts is not None:
             runs = [run for run in runs if is_long(run.n) == prompts]
-        spans.kept[key] = _gathered(_members(runs, heads, caches), positions, heads, spans.positions.device)
-    found: Gathered = spans.kept[key]
+        members, device = _members(runs, heads, caches), spans.positions.device
+        spans.computed[key] = _gathered(members, positions, heads, device)
+    found: Gathered = spans.computed[key]
     return found
 
 

@@ -19,7 +19,7 @@ from nextn.request import TokenLogprob
 ROWS = 64  # rows at a time, which limits the memory: 64 rows of 129,280 logits are 32 MiB
 
 
-class Asked(NamedTuple):
+class LogprobRequest(NamedTuple):
     """A wanted log-probability: of `token`, from row `row` of the logits, and those of the `top` most likely
     tokens."""
 
@@ -28,23 +28,23 @@ class Asked(NamedTuple):
     top: int
 
 
-def token_logprobs(logits: Tensor, asked: Sequence[Asked]) -> list[TokenLogprob]:
-    """logits [N, V] f32, raw -> one result for each of `asked`. Other rows cost nothing."""
+def token_logprobs(logits: Tensor, requests: Sequence[LogprobRequest]) -> list[TokenLogprob]:
+    """logits [N, V] f32, raw -> one result for each of `requests`. Other rows cost nothing."""
     found: dict[int, TokenLogprob] = {}
-    for top in {a.top for a in asked}:
-        alike = [i for i, a in enumerate(asked) if a.top == top]
+    for top in {r.top for r in requests}:
+        alike = [i for i, r in enumerate(requests) if r.top == top]
         for begin in range(0, len(alike), ROWS):
             some = alike[begin : begin + ROWS]
-            found |= zip(some, _compute(logits, [asked[i] for i in some], top), strict=True)
-    return [found[i] for i in range(len(asked))]
+            found |= zip(some, _compute(logits, [requests[i] for i in some], top), strict=True)
+    return [found[i] for i in range(len(requests))]
 
 
-def _compute(logits: Tensor, asked: Sequence[Asked], top: int) -> list[TokenLogprob]:
+def _compute(logits: Tensor, requests: Sequence[LogprobRequest], top: int) -> list[TokenLogprob]:
     def column(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=logits.device)
 
-    logprobs = logits.index_select(0, column([a.row for a in asked])).log_softmax(dim=-1)
-    own = logprobs.gather(1, column([a.token for a in asked])[:, None])[:, 0].tolist()
+    logprobs = logits.index_select(0, column([r.row for r in requests])).log_softmax(dim=-1)
+    own = logprobs.gather(1, column([r.token for r in requests])[:, None])[:, 0].tolist()
     best, ids = (t.tolist() for t in logprobs.topk(min(top, logprobs.shape[1]), dim=-1))
     # Among equal tokens the smaller id is first, as in the choice of a token.
     return [
@@ -53,10 +53,12 @@ def _compute(logits: Tensor, asked: Sequence[Asked], top: int) -> list[TokenLogp
     ]
 
 
-def prompt_logprobs(logits: Callable[[list[int]], Tensor], asked: Sequence[Asked]) -> Iterator[TokenLogprob]:
-    """Yields one result for each of `asked`. logits(rows): the logits of these rows of the target's step, in
-    order. It is called for at most ROWS rows at a time."""
-    for begin in range(0, len(asked), ROWS):
-        some = asked[begin : begin + ROWS]
-        found = logits([a.row for a in some])
-        yield from token_logprobs(found, [a._replace(row=i) for i, a in enumerate(some)])
+def prompt_logprobs(
+    logits: Callable[[list[int]], Tensor], requests: Sequence[LogprobRequest]
+) -> Iterator[TokenLogprob]:
+    """Yields one result for each of `requests`. logits(rows): the logits of these rows of the target's step,
+    in order. It is called for at most ROWS rows at a time."""
+    for begin in range(0, len(requests), ROWS):
+        some = requests[begin : begin + ROWS]
+        found = logits([r.row for r in some])
+        yield from token_logprobs(found, [r._replace(row=i) for i, r in enumerate(some)])

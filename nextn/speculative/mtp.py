@@ -41,7 +41,7 @@ class MTPDrafter:
         """draw: the function that chooses guesses. plain: do not use the model's faster ways."""
         self.model, self.pool, self.shape, self.choose = model, pool, shape, draw
         chains = shape.topk == 1 and not plain
-        self.in_one_call = model if chains and isinstance(model, ChainDrafter) else None
+        self.chain_drafter = model if chains and isinstance(model, ChainDrafter) else None
         self.on_device = model if chains and isinstance(model, DeviceChoice) else None
         self.behind = Behind(pool.page_size)
 
@@ -67,10 +67,10 @@ class MTPDrafter:
         if not now:
             return Drafted([NO_DRAFT] * len(spans))
         caught_up = self._catch_up(now)
-        chains = None if self.in_one_call is None else _draws(now)
+        chains = None if self.chain_drafter is None else _draws(now)
         drafts = [NO_DRAFT for _ in spans]
         if chains is not None:
-            made, rows, passes = self._in_one_call(hidden, now, chains)
+            made, rows, passes = self._draft_chains(hidden, now, chains)
             places = [i for i, span in enumerate(spans) if span.num_steps]
             for i, draft in zip(places, made, strict=True):
                 drafts[i] = draft
@@ -87,16 +87,16 @@ class MTPDrafter:
             drafts[g.index] = draft
         return Drafted(drafts, caught_up + ran, passes, failed)
 
-    def _in_one_call(
+    def _draft_chains(
         self, hidden: Tensor, now: Sequence[DraftSpan], chains: Sequence[Chain]
     ) -> tuple[list[Draft], int, Sequence[int]]:
         """The drafts of `_extend` and `_grow`, the number of extended rows, and the rows of each pass."""
-        assert self.in_one_call is not None
+        assert self.chain_drafter is not None
         batch = self.model.batch([Span(s.following, s.start, s.pages) for s in now], self.pool.page_size)
         rows = [row for span in now for row in span.rows]
         cutoff = next((span.cutoff for span in now if span.cutoff is not None), None)
-        asked = ChainsRequest(batch, hidden, rows, chains, cutoff)
-        drafts, passes = self.in_one_call.draft_chains(asked, self.pool)
+        request = ChainsRequest(batch, hidden, rows, chains, cutoff)
+        drafts, passes = self.chain_drafter.draft_chains(request, self.pool)
         return drafts, len(rows), passes
 
     def _catch_up(self, now: Sequence[DraftSpan]) -> int:

@@ -33,7 +33,13 @@ pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
 HOT = SamplingParams(max_tokens=40, temperature=1.0, seed=2**63 + 5, stream=3, ignore_eos=True)
 FILTERED = SamplingParams(max_tokens=40, temperature=0.8, seed=7, top_p=0.9, top_k=50, ignore_eos=True)
-CUTOFF = Cutoff((0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99), keep=0.5, usual=0.8, each=0.1, passing=0.3)
+CUTOFF = Cutoff(
+    (0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99),
+    row_cost=0.5,
+    mean_rate=0.8,
+    guess_cost=0.1,
+    pass_cost=0.3,
+)
 ALL = [[GREEDY] * 4, [HOT] * 4, [GREEDY, HOT, FILTERED, GREEDY]]
 NAMES = ["greedy", "sampled", "filtered"]
 

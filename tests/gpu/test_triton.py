@@ -181,7 +181,9 @@ def test_chains_with_a_cutoff_are_too(params):
     want = ids(llm(0), GREEDY)
     runner = runner_of(model.engine)
     runner.end_on_device()
-    both = runner.drafter = Both(runner.drafter, Cutoff(rates, keep=0.6, usual=0.8, each=0.2, passing=0.9))
+    both = runner.drafter = Both(
+        runner.drafter, Cutoff(rates, row_cost=0.6, mean_rate=0.8, guess_cost=0.2, pass_cost=0.9)
+    )
     got = [c.token_ids for c in model.generate(prompts(model), params)]
     assert both.guesses
     assert [g for g, p in zip(got, params, strict=True) if p is GREEDY] == [

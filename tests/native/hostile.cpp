@@ -342,7 +342,7 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
         if (i < NxCutoff::BINS - 1) cutoff.edge[i] = float(i + 1) / NxCutoff::BINS;
         cutoff.rate[i] = 1.f;
     }
-    cutoff.usual = 1.f;
+    cutoff.mean_rate = 1.f;
     asked.cutoff = &cutoff;
     asked.cut = cut;
     draw(states);
@@ -352,10 +352,10 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
             must(tokens[size_t(4 * i + depth)] == whole[size_t(4 * i + depth)], "a guess depends on the cutoff");
             must(!cut[i] || bins[size_t(4 * i + depth)] < NxCutoff::BINS, "a guess without a bin");
         }
-    cutoff.each = 2.f;
+    cutoff.guess_cost = 2.f;
     draw(states);
     must(made == std::vector<int32_t>({4, 1, 1}), "a chain goes on though it is not worth it");
-    cutoff.keep = 2.f;
+    cutoff.row_cost = 2.f;
     draw(states);
     must(kept == std::vector<int32_t>({4, 0, 0}), "a guess below what is kept is verified");
     asked.cutoff = nullptr;
@@ -408,30 +408,30 @@ void steps(void* engine, int hidden, int vocab) {
     const int32_t bonus = choice(14, 5, by[0]), first = choice(11, 3, by[1]);
     batch.tokens[15] = (bonus + 1) % vocab;
 
-    const NxTurn turns[4] = {{0, 9, 0, 5, 3, 0, NxTurn::EXTENDS, 0}, {0, 3, 0, -1, 1, 2, NxTurn::EXTENDS, 0},
-                             {2, 1, 3, -1, 2, 4, NxTurn::EXTENDS, 0}, {14, 1, 0, -1, 4, 0, 0, 0}};
-    std::vector<NxTaken> taken(4);
+    const NxSpan spans[4] = {{0, 9, 0, 5, 3, 0, NxSpan::EXTENDS, 0}, {0, 3, 0, -1, 1, 2, NxSpan::EXTENDS, 0},
+                             {2, 1, 3, -1, 2, 4, NxSpan::EXTENDS, 0}, {14, 1, 0, -1, 4, 0, 0, 0}};
+    std::vector<NxSpanResult> results(4);
     std::vector<int32_t> guesses(8), work(9), table(batch.table.begin() + 1, batch.table.end());
     std::vector<uint8_t> bins(8);
     std::vector<float> scores(6 * size_t(vocab));
-    const NxStep step{4, vocab, batch.tokens.data(), turns, again.data(), scores.data(), nullptr, 1, 4, taken.data(),
+    const NxStep step{4, vocab, batch.tokens.data(), spans, again.data(), scores.data(), nullptr, 1, 4, results.data(),
                       guesses.data(), bins.data(), work.data()};
-    const NxAsked asked[4] = {{by[0], nullptr, 0, 99}, {by[1], &first, 0, 99}, {by[0], &first, 0, 11}, {by[1], nullptr, 0, 99}};
-    nx_step(engine, &step, asked, table.data());
+    const NxRequest requests[4] = {{by[0], nullptr, 0, 99}, {by[1], &first, 0, 99}, {by[0], &first, 0, 11}, {by[1], nullptr, 0, 99}};
+    nx_step(engine, &step, requests, table.data());
     choice(roots[0], positions[0], by[1]);
     must(!memcmp(states.data(), again.data(), states.size() * 4), "a step's states");
-    must(taken[0].token == -1 && taken[0].kept == -1, "a part of a prompt chooses nothing");
-    must(taken[1].held == 0 && taken[1].token == first && taken[1].kept == 2, "a prompt's first token");
-    must(taken[2].held == 2 && taken[2].token == bonus && taken[2].kept == 4, "drafts that hold");
-    must(taken[3].token == choice(roots[2], positions[2], by[1]) && taken[3].kept == -1, "a request without drafts");
+    must(results[0].token == -1 && results[0].kept == -1, "a part of a prompt chooses nothing");
+    must(results[1].accepted == 0 && results[1].token == first && results[1].kept == 2, "a prompt's first token");
+    must(results[2].accepted == 2 && results[2].token == bonus && results[2].kept == 4, "drafts that hold");
+    must(results[3].token == choice(roots[2], positions[2], by[1]) && results[3].kept == -1, "a request without drafts");
     must(work == std::vector<int32_t>({15, 3, 3, 16, 3, 2, 1, 1, 0}), "what a step ran");
 
-    NxAsked ending[4];
-    std::copy(asked, asked + 4, ending);
+    NxRequest ending[4];
+    std::copy(requests, requests + 4, ending);
     ending[1].end_count = 1;  // it ends with its first token
     ending[2].limit = 8;      // one token after the bonus, and no draft
     nx_step(engine, &step, ending, table.data());
-    must(taken[1].kept == -1 && taken[2].kept == 1, "drafts of requests that end");
+    must(results[1].kept == -1 && results[2].kept == 1, "drafts of requests that end");
 }
 
 // Attention of a model: latent, with queries from two products or one; grouped, from one product or three.

@@ -50,7 +50,7 @@ class Both:
     """Drafts twice, in one call where that is possible and depth by depth, and compares."""
 
     def __init__(self, drafter: MTPDrafter) -> None:
-        assert drafter.in_one_call
+        assert drafter.chain_drafter
         self.whole = drafter
         plain = MTPDrafter(drafter.model, drafter.pool, drafter.shape, drafter.choose, plain=True)
         self.plain = Beside(plain)

@@ -58,7 +58,7 @@ class Compared:
     requests but one."""
 
     def __init__(self, drafter: MTPDrafter, cutoff: Cutoff) -> None:
-        assert drafter.in_one_call
+        assert drafter.chain_drafter
         self.cut, self.cutoff, self.whole = drafter, cutoff, Confident(drafter)
         parts = drafter.model, drafter.pool, drafter.shape
         plain = (MTPDrafter(*parts, draw, plain=True) for draw in (drafter.choose, sampler.draw))
@@ -117,14 +117,14 @@ def by_hand(cutoff, leads, through, n, others):
         for i in sorted(going):
             bins[i].append(bisect_right(EDGES, leads[i, depth]))
             holds[i] *= cutoff.rates[bins[i][-1]]
-            if holds[i] >= cutoff.keep:
+            if holds[i] >= cutoff.row_cost:
                 keeps[i] = depth + 1
-                gain = holds[i] * cutoff.usual - cutoff.each
+                gain = holds[i] * cutoff.mean_rate - cutoff.guess_cost
                 if through[i] > depth + 1 and gain > 0.0:
                     worth += gain
                     on.add(i)
         depth += 1
-        going = on if worth > cutoff.passing or depth < others else set()
+        going = on if worth > cutoff.pass_cost or depth < others else set()
     return [(bins[i], keeps[i]) for i in range(n)]
 
 
@@ -139,10 +139,10 @@ def close_to_an_edge(leads, i):
 @pytest.mark.parametrize(
     "cutoff",
     [
-        Cutoff(RATES, keep=0.3, usual=0.8, each=0.35, passing=0.1),
-        Cutoff(RATES, keep=0.6, usual=0.8, each=0.2, passing=0.9),
-        Cutoff(RATES, keep=0.0, usual=1.0, each=0.0, passing=0.0),
-        Cutoff(RATES, keep=2.0, usual=1.0, each=0.0, passing=0.0),
+        Cutoff(RATES, row_cost=0.3, mean_rate=0.8, guess_cost=0.35, pass_cost=0.1),
+        Cutoff(RATES, row_cost=0.6, mean_rate=0.8, guess_cost=0.2, pass_cost=0.9),
+        Cutoff(RATES, row_cost=0.0, mean_rate=1.0, guess_cost=0.0, pass_cost=0.0),
+        Cutoff(RATES, row_cost=2.0, mean_rate=1.0, guess_cost=0.0, pass_cost=0.0),
     ],
     ids=["usual", "passes cost", "all", "nothing is kept"],
 )
@@ -156,5 +156,5 @@ def test_what_is_made_and_kept(cutoff: Cutoff) -> None:
         engine.step()
     assert compared.made
     assert compared.by_torch
-    assert (compared.kept > 0) == (cutoff.keep < 1.0)
-    assert (compared.kept == compared.made) == (cutoff.keep == 0.0)
+    assert (compared.kept > 0) == (cutoff.row_cost < 1.0)
+    assert (compared.kept == compared.made) == (cutoff.row_cost == 0.0)

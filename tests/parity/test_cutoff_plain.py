@@ -17,7 +17,7 @@ from nextn.speculative.mtp import MTPDrafter
 
 TEXT = list(range(5, 45))  # in the vocabulary of both models
 RATES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)
-SURE = Cutoff(RATES, keep=0.9, usual=0.8, each=0.0, passing=0.0)
+SURE = Cutoff(RATES, row_cost=0.9, mean_rate=0.8, guess_cost=0.0, pass_cost=0.0)
 WORK = {
     "greedy": (TEXT[:9], SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)),
     "seeded": (TEXT, SamplingParams(max_tokens=12, seed=3, stream=1, ignore_eos=True)),
@@ -80,7 +80,9 @@ def test_chains_are_shorter_and_texts_the_same() -> None:
 
 
 def test_a_cutoff_that_lets_all_through() -> None:
-    cutting, _ = cut(model_folder(EMBEDDED), Cutoff(RATES, keep=0.0, usual=1.0, each=0.0, passing=0.0))
+    cutting, _ = cut(
+        model_folder(EMBEDDED), Cutoff(RATES, row_cost=0.0, mean_rate=1.0, guess_cost=0.0, pass_cost=0.0)
+    )
     assert cutting.kept == cutting.made == cutting.wanted
 
 
@@ -98,7 +100,9 @@ def test_several_layers(tmp_path: Path) -> None:
     config, tensors = random_checkpoint({"num_nextn_predict_layers": 3}, seed=4)
     folder = write_checkpoint(tmp_path, config, tensors)
     # Random weights lead by little.
-    cutting, found = cut(folder, Cutoff((0.9, *(1.0,) * 8), keep=0.85, usual=1.0, each=0.0, passing=0.0))
+    cutting, found = cut(
+        folder, Cutoff((0.9, *(1.0,) * 8), row_cost=0.85, mean_rate=1.0, guess_cost=0.0, pass_cost=0.0)
+    )
     assert isinstance(cutting.drafter, LayeredDrafter)
     assert found == texts(folder)
     assert 0 < cutting.kept < cutting.made

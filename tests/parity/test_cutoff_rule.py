@@ -27,10 +27,10 @@ CHANCES = st.one_of(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.7, 0.9, 1.0]), st.fl
 CUTOFFS = st.builds(
     Cutoff,
     rates=st.lists(CHANCES, min_size=len(EDGES) + 1, max_size=len(EDGES) + 1),
-    keep=CHANCES,
-    usual=CHANCES,
-    each=CHANCES,
-    passing=st.one_of(CHANCES, st.floats(0.0, 6.0)),
+    row_cost=CHANCES,
+    mean_rate=CHANCES,
+    guess_cost=CHANCES,
+    pass_cost=st.one_of(CHANCES, st.floats(0.0, 6.0)),
 )
 CHAINS = st.lists(st.tuples(st.integers(1, 5), st.booleans()), min_size=1, max_size=5)
 

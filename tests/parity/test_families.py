@@ -91,7 +91,7 @@ def test_native_ways_of_drafting_agree(setup: Setup) -> None:
         if plain:
             made._executor.plain = None
             drafter = made._executor.drafter
-            assert drafter.in_one_call is not None
+            assert drafter.chain_drafter is not None
             made._executor.drafter = MTPDrafter(drafter.model, drafter.pool, drafter.shape, plain=True)
         found.append({rid: trace.steps for rid, trace in run(made, work).items()})
     assert found[0] == found[1]

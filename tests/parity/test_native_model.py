@@ -323,7 +323,7 @@ def test_w4a16(group: int, zeros: bool) -> None:
                 assert apart(a, b) < BOUND, level
             other = native_model(config, tensors, 3, quantize=Format(INT4, group, zeros))
             assert_equal(feed(other, prompts, in_chunks(prompts, 9, 0)), got)
-    left = {name.split(".")[-2] for name in model.weights.not_whole_groups}
+    left = {name.split(".")[-2] for name in model.weights.int8_fallbacks}
     assert left == ({"q_b_proj"} if group > 32 else set())
 
 

@@ -30,7 +30,9 @@ LEVELS = built_levels()
 pytestmark = pytest.mark.skipif(not LEVELS, reason="no native kernels")
 
 VOCAB, PAGE, PAGES = WIDE["vocab_size"], 4, 12
-CUTOFF = Cutoff((0.5, 0.6, 0.7, 0.8, 0.9, 0.9, 0.9, 0.9, 0.9), keep=0.4, usual=0.8, each=0.2, passing=0.1)
+CUTOFF = Cutoff(
+    (0.5, 0.6, 0.7, 0.8, 0.9, 0.9, 0.9, 0.9, 0.9), row_cost=0.4, mean_rate=0.8, guess_cost=0.2, pass_cost=0.1
+)
 REQUESTS = [
     SamplingParams(max_tokens=24, temperature=0),
     SamplingParams(max_tokens=24, seed=3),

@@ -14,7 +14,7 @@ from nextn.cutoff import Cutoff
 from nextn.draft import DRAFT_WINDOW, NO_DRAFT, Draft
 from nextn.speculative.depth.controller import DepthController
 from nextn.speculative.depth.cost import StepCost
-from nextn.speculative.depth.worth import BIN_RATES, BIN_SHARES
+from nextn.speculative.depth.value import BIN_RATES, BIN_SHARES
 from nextn.speculative.work import StepWork
 
 
@@ -60,9 +60,9 @@ class Load:
                     continue
                 if cutoff is not None:
                     holds[i] *= cutoff.rates[bins[i][-1]]
-                    if holds[i] < cutoff.keep:
+                    if holds[i] < cutoff.row_cost:
                         continue
-                    gain = holds[i] * cutoff.usual - cutoff.each
+                    gain = holds[i] * cutoff.mean_rate - cutoff.guess_cost
                     worth += max(0.0, gain)
                     if gain > 0.0:
                         left.append(i)
@@ -70,7 +70,7 @@ class Load:
                     left.append(i)
                 kept[i] += 1
             going = left
-            if cutoff is not None and worth <= cutoff.passing:
+            if cutoff is not None and worth <= cutoff.pass_cost:
                 going = []
             if not going and self.machine.ends:
                 break

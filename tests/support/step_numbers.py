@@ -27,7 +27,13 @@ from nextn.speculative.device.triton.numbers import TritonNumbers
 PAGE, PAGES, VOCABULARY = 4, 12, 6
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # Some chains reach exactly the limit for keeping a guess. Some are just below the limit for another guess.
-CUTOFF = Cutoff((0.25, 0.3, 0.5, 0.7, 0.9, 1.0, 1.0, 1.0, 1.0), keep=0.25, usual=0.8, each=0.25, passing=0.3)
+CUTOFF = Cutoff(
+    (0.25, 0.3, 0.5, 0.7, 0.9, 1.0, 1.0, 1.0, 1.0),
+    row_cost=0.25,
+    mean_rate=0.8,
+    guess_cost=0.25,
+    pass_cost=0.3,
+)
 CHOICES = (NO_TOKEN, NO_TOKEN, *range(VOCABULARY))
 SURE = (*EDGES, 0.0, 0.1, 0.2, math.nan, math.nan, 9.0, 9.0, math.inf, math.inf)
 PARAMS = SamplingParams(temperature=0.7, seed=2**63 + 5, stream=3, top_p=0.9)
@@ -83,7 +89,7 @@ def same_batch(got: Batch, want: Batch) -> None:
     for name in ("rows", "tokens", "positions", "slots"):
         same(getattr(got, name), getattr(want, name), name)
     for field in dataclasses.fields(want.attention):
-        if field.name != "kept":
+        if field.name != "computed":
             same(getattr(got.attention, field.name), getattr(want.attention, field.name), field.name)
 
 

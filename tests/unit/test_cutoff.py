@@ -9,12 +9,12 @@ import pytest
 from nextn.cutoff import EDGES, NO_GUESS, CutChains, Cutoff, bins
 
 RATES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
-ALL = Cutoff(RATES, keep=0.0, usual=1.0, each=0.0, passing=0.0)
+ALL = Cutoff(RATES, row_cost=0.0, mean_rate=1.0, guess_cost=0.0, pass_cost=0.0)
 SURE, UNSURE = 8, 0
 
 
-def guess(rule: CutChains, *fell: int, others: bool = False) -> tuple[list[int], list[int]]:
-    rule.guessed(bytes(fell), others)
+def guess(rule: CutChains, *guess_bins: int, others: bool = False) -> tuple[list[int], list[int]]:
+    rule.guessed(bytes(guess_bins), others)
     return rule.going, rule.kept
 
 
@@ -38,24 +38,24 @@ def test_chains_get_what_they_want_where_nothing_costs() -> None:
 
 
 def test_a_guess_that_is_unlikely_to_hold_is_not_kept_and_ends_its_chain() -> None:
-    rule = CutChains(ALL._replace(keep=0.5), [4, 4, 4])
+    rule = CutChains(ALL._replace(row_cost=0.5), [4, 4, 4])
     assert guess(rule, SURE, UNSURE, 2) == ([0, 2], [1, 0, 1])  # 1, 0.4, 0.6
     assert guess(rule, 1, 4) == ([0], [2, 0, 1])  # 0.5, 0.48
     assert guess(rule, 7) == ([], [2, 0, 1])  # 0.475
 
 
 def test_a_chain_ends_where_a_further_guess_gains_nothing() -> None:
-    cutoff = ALL._replace(usual=0.8, each=0.35)
+    cutoff = ALL._replace(mean_rate=0.8, guess_cost=0.35)
     rule = CutChains(cutoff, [4, 4])
     assert guess(rule, 0, 1) == ([1], [1, 1])  # 0.4 and 0.5 of 0.8
-    even = Cutoff((0.5,) * 9, keep=0.0, usual=0.5, each=0.25, passing=0.0)
+    even = Cutoff((0.5,) * 9, row_cost=0.0, mean_rate=0.5, guess_cost=0.25, pass_cost=0.0)
     assert guess(CutChains(even, [2]), 0) == ([], [1])
 
 
 @pytest.mark.parametrize("others", [False, True])
 def test_all_end_where_a_pass_costs_what_they_gain(others: bool) -> None:
     """Unless it is run for others in any case."""
-    cutoff = Cutoff((0.5,) * 9, keep=0.0, usual=0.5, each=0.0, passing=0.5)
+    cutoff = Cutoff((0.5,) * 9, row_cost=0.0, mean_rate=0.5, guess_cost=0.0, pass_cost=0.5)
     two, three = CutChains(cutoff, [2, 2]), CutChains(cutoff, [2, 2, 2])
     assert guess(two, 0, 0, others=others) == ([0, 1] if others else [], [1, 1])
     assert guess(three, 0, 0, 0, others=others) == ([0, 1, 2], [1, 1, 1])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nextn.trace import Interval, ProcessTrace
-from nextn.trace_file import check_folder, events, file_name, read, untangled, write
+from nextn.trace_file import check_folder, events, file_name, read, split_nested, write
 
 TIMES = st.integers(0, 12)
 INTERVALS = st.lists(
@@ -30,10 +30,10 @@ INTERVALS = st.lists(
 
 
 @given(INTERVALS)
-def test_all_are_nested_or_apart(intervals: list[Interval]) -> None:
-    nested, apart = untangled(intervals)
+def test_all_are_nested_or_in_tracks(intervals: list[Interval]) -> None:
+    nested, tracks = split_nested(intervals)
     assert Counter(map(repr, intervals)) == Counter(
-        map(repr, [*nested, *(each for t in apart for each in t)])
+        map(repr, [*nested, *(each for t in tracks for each in t)])
     )
     assert not any(each.track for each in nested)
     for thread in (1, 2):

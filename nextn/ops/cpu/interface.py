@@ -146,8 +146,8 @@ class NxChains(Structure):
     )  # fmt: skip
 
 
-# NxAsked and NxStep of csrc/step.h.
-ASKED = Struct("@QIIfffii4xPii")
+# NxRequest and NxStep of csrc/step.h.
+REQUEST = Struct("@QIIfffii4xPii")
 STEP = Struct("@ii5Pii4P")
 
 _RUNS = c_void_p, c_int, c_int64, c_int64, c_void_p, c_int  # the pool, and Runs of csrc/pages.h

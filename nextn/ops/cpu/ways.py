@@ -32,8 +32,8 @@ log = logging.getLogger("nextn.engine")
 ROWS = (1, 4, 16, 64, 256)
 GAIN = 0.95
 SHAPE = (1024, 1024)  # outputs and inputs of a trial's weights
-BYTES = 24 << 20  # of weights that products with few rows read in turn, as a step reads a model
-MANY = 16  # rows; from here on arithmetic limits the speed, and two weights are enough
+TRIAL_BYTES = 24 << 20  # of weights that products with few rows read in turn, as a step reads a model
+COMPUTE_BOUND_ROWS = 16  # rows; from here on arithmetic limits the speed, and two weights are enough
 Seconds = Mapping[int, Sequence[float]]  # way -> time of a product with one weight, at each of ROWS
 
 
@@ -95,7 +95,7 @@ def measure(level: str, kind: int, ways: Sequence[int]) -> dict[int, list[float]
     kernels, (n_out, n_in) = library(level), SHAPE
     arena, block = Arena(), 128 if kind == E4M3 else coded.BLOCKS.get(kind, 0)
     weights = [PackedWeight(n_out, n_in, kind, block=block, arena=arena)]
-    while sum(w.bytes for w in weights) < BYTES:
+    while sum(w.bytes for w in weights) < TRIAL_BYTES:
         weights.append(PackedWeight(n_out, n_in, kind, block=block, arena=arena))
     x = torch.ones(max(ROWS), n_in, dtype=torch.float32 if kind == F32 else torch.bfloat16)
     y = torch.empty(max(ROWS), n_out)
@@ -109,7 +109,7 @@ def measure(level: str, kind: int, ways: Sequence[int]) -> dict[int, list[float]
 
     try:
         for rows in ROWS:
-            some = weights if rows < MANY else weights[:2]
+            some = weights if rows < COMPUTE_BOUND_ROWS else weights[:2]
             for way, least in least_seconds(ways, partial(product, rows, some)).items():
                 found[way].append(least / len(some))
     finally:

@@ -149,7 +149,7 @@ class Reply:
         acceptance)."""
         firsts = [c for c in choices if c.index % self.generation.n == 0] or choices[:1]
         spec: SpecStats | None = None
-        if self.request.return_spec_tokens_details or not all(choice.spec.true for choice in choices):
+        if self.request.return_spec_tokens_details or not all(choice.spec.lossless for choice in choices):
             spec = SpecStats()
             for choice in choices:
                 spec.merge(choice.spec)

@@ -1,22 +1,21 @@
 """The draft-length controller: whether requests draft, and how deep. Deterministic; no text depends on it.
 
 Requests draft if that makes more tokens per second. This depends on step costs (`cost`), the value of drafts
-(`worth`) and, for each batch size, a factor by which drafts cost more than `cost` says. Trials measure it:
+(`value`) and, for each batch size, a factor by which drafts cost more than `cost` says. Trials measure it:
 steps of the other kind, 1 % of the time. Other load slows both kinds, so only their ratio counts."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean, median
 
 from nextn.cutoff import Cutoff
 from nextn.draft import DRAFT_WINDOW, Draft
 from nextn.drafting_state import DraftingState
-from nextn.speculative.depth.cost import StepCost
-from nextn.speculative.depth.worth import REMEMBERED, Worth
+from nextn.speculative.depth.cost import Factors, StepCost
+from nextn.speculative.depth.value import REMEMBERED, DraftValue
 from nextn.speculative.work import StepWork
 
 # Share of the time for trials (2 s of it in advance); and the least gain that changes the decision.
@@ -32,21 +31,21 @@ EXPLORE = 200  # steps; one of them keeps every guess, because unverified guesse
 class DepthController:
     """drafting: do requests without their own depth draft in the next step? state: what is shown to users."""
 
-    def __init__(self, cost: StepCost, worth: Worth, factors: Mapping[int, list[float]], page: int) -> None:
+    def __init__(self, cost: StepCost, value: DraftValue, factors: Factors, page: int) -> None:
         """factors: from trials of an earlier run, by batch size as a power of two. page: tokens per page."""
         row = max(cost.row, 0.2 * (cost.row + cost.request))  # a cost of 0 times a factor stays 0
         self.cost = replace(cost, row=row, a_pass=max(0.02 * cost.rows(1), cost.a_pass))
-        self.worth, self._catch_up = worth, max(DRAFT_WINDOW // 4, page)  # steps before a trial; each costs
-        self._size = self._away = 0  # log2 of the batch size; consecutive steps of another size
+        self.value, self._catch_up = value, max(DRAFT_WINDOW // 4, page)  # steps before a trial; each costs
+        self._size = self._other_steps = 0  # log2 of the batch size; consecutive steps of another size
         self.factors = {size: list(found) for size, found in factors.items()}
-        self.drafting = self._usual = True  # in the next step; apart from trials
+        self.drafting = self._decision = True  # in the next step; apart from trials
         self._log: deque[tuple[bool, float, StepWork]] = deque(maxlen=4 * TRIAL_STEPS[1])
         self._trial: list[bool] = []  # for each step left of the trial: whether it drafts
         self._skip, self._settle = 1, 1  # uncounted steps after a switch: left, in total
         # Seconds since the last plan and trial, of a step; positions of a request; prompt rows per second.
         self._since = self._since_trial = self._step = self._context = self._prompts = 0.0
         self._held = self._prompt = 0  # guesses that held in this step; prompt rows since the last plan
-        self._tried = self._changed = False  # was there a trial; did the last plan change `_usual`
+        self._tried = self._changed = False  # was there a trial; did the last plan change `_decision`
         self._steps, self._budget = 0, 2.0 * MARGIN
         # Sums [actual, expected, count]: tokens of drafts, and seconds by `cost` that drafts added.
         self._tokens, self._extra = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
@@ -59,16 +58,16 @@ class DepthController:
     @property
     def keeping(self) -> bool:
         """Whether positions that the draft layer does not see in the next step are kept for later."""
-        return self._usual or True in self._trial
+        return self._decision or True in self._trial
 
     @property
     def cutoff(self) -> Cutoff | None:
         cutoff = self._setting.cutoff
-        return cutoff._replace(keep=0.0) if cutoff and self._steps % EXPLORE == 0 else cutoff
+        return cutoff._replace(row_cost=0.0) if cutoff and self._steps % EXPLORE == 0 else cutoff
 
     def note(self, draft: Draft, accepted: int) -> None:
         """A draft that the controller asked for was verified; its first `accepted` guesses held."""
-        self.worth.note(draft, accepted)
+        self.value.note(draft, accepted)
         self._held += accepted
 
     def stepped(
@@ -86,28 +85,28 @@ class DepthController:
             elif own and work.only_decodes:  # most steps without drafts need only this
                 self._log.append((False, seconds, work))
         self._held = 0
-        away = 0.0 if n == self.state.requests else abs(math.log2(n) - self._size)
-        self._away = self._away + 1 if away > 0.75 else 0  # loads vary around powers of two
-        other = away > 1.75 or self._away > TRIAL_STEPS[1]  # shorter: one text ended, the next begins
+        distance = 0.0 if n == self.state.requests else abs(math.log2(n) - self._size)
+        self._other_steps = self._other_steps + 1 if distance > 0.75 else 0  # loads vary around powers of two
+        other = distance > 1.75 or self._other_steps > TRIAL_STEPS[1]  # shorter: texts end and begin
         if other:
-            self._size, self._trial, self._away, self._skip = round(math.log2(n)), [], 0, 1
+            self._size, self._trial, self._other_steps, self._skip = round(math.log2(n)), [], 0, 1
             self._log.clear()
-        if other or (self._since >= PLAN_SECONDS and not (self._trial or self._away)):
+        if other or (self._since >= PLAN_SECONDS and not (self._trial or self._other_steps)):
             self._plan(n, work.only_decodes)  # a trial during prompts would draft for them too
 
-    def _note_step(self, work: StepWork, seconds: float, is_own: bool, drafting: bool) -> None:
-        if is_own and (self._usual or drafting or not self.keeping) and not self._skip and work.only_decodes:
+    def _note_step(self, work: StepWork, seconds: float, own: bool, drafting: bool) -> None:
+        if own and (self._decision or drafting or not self.keeping) and not self._skip and work.only_decodes:
             self._log.append((drafting, seconds, work))
             if drafting:
-                if self._usual:  # in a trial the drafter has seen few positions and guesses worse
+                if self._decision:  # in a trial the drafter has seen few positions and guesses worse
                     _add(self._tokens, self._held, (n := work.requests) * (self._setting.tokens - 1.0), n)
                 _add(self._extra, self.cost.extra(work), self._setting.extra / self._mean)
-                if not self._usual:  # time beyond a trial's estimated price is charged too
+                if not self._decision:  # time beyond a trial's estimated price is charged too
                     self._budget -= max(0.0, seconds - self._step - self._setting.extra)
         self._skip = max(0, self._skip - 1)
         if self._trial:
             self._trial.pop(0)
-            self._switch(self._trial[0] if self._trial else self._usual)
+            self._switch(self._trial[0] if self._trial else self._decision)
             if not self._trial:
                 self._learn()
 
@@ -143,40 +142,40 @@ class DepthController:
             self._learn()
         self._mean, deviation = self._factor()
         kept = math.exp(-self._since / SPREAD_SECONDS)
-        self._tokens = [each if self._usual else kept * each for each in self._tokens]  # texts change
+        self._tokens = [each if self._decision else kept * each for each in self._tokens]  # texts change
         self._prompts = kept * self._prompts + self._prompt / SPREAD_SECONDS
         cost, self._since, self._prompt = self.cost.at(self._context), 0.0, 0
         base = cost.rows(n)
         self._mean += 0.5 * deviation  # the setting that looks best is often best by chance
-        self._setting = setting = self.worth.plan(n, cost.times(self._mean), base)
+        self._setting = setting = self.value.plan(n, cost.times(self._mean), base)
         tokens = 1.0 + _ratio(self._tokens) * (setting.tokens - 1.0)
         extra = _ratio(self._extra) * setting.extra
         prompts = 1.0 + self._prompts * self._mean * cost.prompt_row  # time of the drafter
         gain = max(0.001, round(tokens * base / (base + extra) / prompts, 3))  # rows may seem to cost nothing
         ahead, untried = math.log(gain), len(self.factors[self._size]) <= TRIALS
         doubt = extra / (base + extra) * deviation / self._mean
-        self._changed = abs(ahead) > MARGIN and self._usual != (ahead > 0.0)
-        self._usual ^= self._changed
-        self._switch(self._usual)
+        self._changed = abs(ahead) > MARGIN and self._decision != (ahead > 0.0)
+        self._decision ^= self._changed
+        self._switch(self._decision)
         tried = round(self._since_trial, 1) if self._tried else None
         says = f"takes {1.0 + extra / base:.2f} x as long and commits {tokens:.2f} x as many tokens"
-        self.state = DraftingState(self._usual, n, gain, f"a step with drafts {says}", tried)
+        self.state = DraftingState(self._decision, n, gain, f"a step with drafts {says}", tried)
         count = TRIAL_SECONDS / (self._step or 1.0)
         self._settle = round(min(TRIAL_STEPS[1], max(1.0, count / 2)))
         length = self._settle + round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], count)))
-        before = 0 if self._usual else self._catch_up
+        before = 0 if self._decision else self._catch_up
         lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))  # each size is tried soon
-        milder = cost.times(mild := min(self._mean, math.sqrt(self._mean)))
-        price = lost * (length - self._settle) * self._step + milder.drafting(1, n * (before or length - 1))
+        low_cost = cost.times(low_factor := min(self._mean, math.sqrt(self._mean)))
+        price = lost * (length - self._settle) * self._step + low_cost.drafting(1, n * (before or length - 1))
         most = max(2.0 * MARGIN, 2 * TRIAL_STEPS[0] * self._step, price)  # limit; a load may be short
         self._budget = max(-most, min(most, self._budget))
         due = untried or abs(ahead) < 2.0 * doubt or price < RECHECK * self._since_trial
         if due and may_try and price <= self._budget and len(self._log) >= length:
             self._budget -= price
             if before:  # at a high cost few drafts are made, and noise hides their time
-                self._mean = max(0.3, mild - 1.5 * deviation)
-                self._setting = self.worth.plan(n, cost.times(self._mean), base)
-            self._trial = [False] * before + [not self._usual] * length + [self._usual] * length
+                self._mean = max(0.3, low_factor - 1.5 * deviation)
+                self._setting = self.value.plan(n, cost.times(self._mean), base)
+            self._trial = [False] * before + [not self._decision] * length + [self._decision] * length
             self._switch(False)
 
 

@@ -9,13 +9,15 @@ woken(n): expected number of distinct experts, of E, that n tokens choose, K eac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from nextn.speculative.work import StepWork
+
+Factors = Mapping[int, list[float]]  # log2 of the batch size -> factors from trials
 
 
 @dataclass(frozen=True, slots=True)

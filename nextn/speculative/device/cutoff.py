@@ -33,21 +33,22 @@ class DeviceCutChains:
     def __init__(self, numbers: Tensor, num_steps: Tensor, chains: Tensor) -> None:
         """numbers: [NUMBERS] f32. num_steps: [R] int64. chains: [R] bool, those that the cutoff may end."""
         self._rates = numbers[:NO_GUESS]
-        self._keep, self._usual, self._each, self._passing = numbers[NO_GUESS:].unbind()
+        self._row_cost, self._mean_rate, self._guess_cost, self._pass_cost = numbers[NO_GUESS:].unbind()
         self._num_steps, self.going = num_steps, chains
-        self._holds = torch.ones_like(num_steps, dtype=torch.float32)
+        self._probability = torch.ones_like(num_steps, dtype=torch.float32)
         self.kept = torch.zeros_like(num_steps)
         self._made = 0
 
-    def guessed(self, fell: Tensor, found: Tensor, others: Tensor) -> None:
-        """Each chain in `going` got a guess. fell: [R] int64, its confidence bin. found: [R] bool, whether
-        there was a guess. others: whether the next pass runs in any case."""
+    def guessed(self, guess_bins: Tensor, found: Tensor, others: Tensor) -> None:
+        """Each chain in `going` got a guess. guess_bins: [R] int64, its confidence bin. found: [R] bool,
+        whether there was a guess. others: whether the next pass runs in any case."""
         self._made += 1
         chains = self.going & found
-        self._holds = torch.where(chains, self._holds * self._rates[fell], self._holds)
-        worth = chains & (self._holds >= self._keep)
+        accepted = self._probability * self._rates[guess_bins]
+        self._probability = torch.where(chains, accepted, self._probability)
+        worth = chains & (self._probability >= self._row_cost)
         self.kept = torch.where(worth, self._made, self.kept)
-        gains = self._holds * self._usual - self._each
+        gains = self._probability * self._mean_rate - self._guess_cost
         on = worth & (self._num_steps > self._made) & (gains > 0)
         total = torch.where(on, gains, 0.0).double().sum()
-        self.going = on & (others | (total > self._passing))
+        self.going = on & (others | (total > self._pass_cost))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nextn.draft import MAX_DRAFTS
 from nextn.layers.batch import Batch
-from nextn.layers.device_batch import Paged, laid_out, rows_apart
+from nextn.layers.device_batch import Paged, lay_out, one_row_spans
 from nextn.ops.base import align
 from nextn.sampling.row_draws import RowDraws
 from nextn.speculative.device.columns import CUT, DRAFT_FROM, MOST_DRAFTS, NUM_STEPS, SLOT
@@ -42,17 +42,17 @@ class PlainNumbers:
         before.count = torch.where(before.alive, drafts, 0)
         counts = torch.where(before.alive, before.count + 1, 0)
         most = 1 + MAX_DRAFTS
-        self.rows = laid_out(counts, before.length - 1, self.page_at, self.shape.rows, most, self.paged)
-        return self.rows.batch(self.rows.of_rows(torch.cat((before.root[:, None], before.drafts), dim=1)))
+        self.target = lay_out(counts, before.length - 1, self.page_at, self.shape.rows, most, self.paged)
+        return self.target.batch(self.target.of_rows(torch.cat((before.root[:, None], before.drafts), dim=1)))
 
     def draws(self) -> RowDraws:
-        draws = self.before.draws.take(self.rows.span)
-        return draws._replace(position=draws.position + self.rows.after)
+        draws = self.before.draws.take(self.target.span)
+        return draws._replace(position=draws.position + self.target.after)
 
     def verify(self, chosen: Tensor) -> Extend | None:
-        before, rows = self.before, self.rows
+        before, target = self.before, self.target
         depth = torch.arange(1 + MAX_DRAFTS, device=chosen.device)
-        places = (rows.first[:, None] + depth).clamp(max=self.shape.rows - 1)
+        places = (target.first[:, None] + depth).clamp(max=self.shape.rows - 1)
         own = chosen.index_select(0, places.flatten()).view(places.shape)
         holds = (own[:, :-1] == before.drafts) & (depth[:-1] < before.count[:, None])
         accepted = holds.long().cumprod(dim=1).sum(dim=1)
@@ -90,10 +90,10 @@ class PlainNumbers:
         self.cut_chains = DeviceCutChains(self.memory.cutoff, self.depth, self.cut)
         seen = torch.where(inputs[:, NUM_STEPS] < 0, 0, done.taken)
         most = 1 + MAX_DRAFTS
-        true = laid_out(seen, self.start, self.drafter_page_at, total, most, self.paged)
-        source = torch.where(true.real, self.rows.first.index_select(0, true.span) + true.after, 0)
-        last = (true.first + seen - 1).clamp(min=0, max=total - 1)
-        return Extend(true.batch(true.of_rows(done.tokens)), source, self._padded(last))
+        layout = lay_out(seen, self.start, self.drafter_page_at, total, most, self.paged)
+        source = torch.where(layout.real, self.target.first.index_select(0, layout.span) + layout.after, 0)
+        last = (layout.first + seen - 1).clamp(min=0, max=total - 1)
+        return Extend(layout.batch(layout.of_rows(done.tokens)), source, self._padded(last))
 
     def guess_draws(self, step: int) -> RowDraws:
         return self.before.draws._replace(position=self.length + step)
@@ -104,12 +104,12 @@ class PlainNumbers:
         self.tokens[:, step] = torch.where(new, guess, 0)
         self.active = new & (self.depth > step + 1)
         if confidence is not None:
-            self.bins[:, step] = fell = bins_of(confidence, self.memory.edges)
-            self.cut_chains.guessed(fell, new, (self.active & ~self.cut).any())
+            self.bins[:, step] = guess_bins = bins_of(confidence, self.memory.edges)
+            self.cut_chains.guessed(guess_bins, new, (self.active & ~self.cut).any())
         self.kept = torch.where(self.cut, self.cut_chains.kept, self.made)
         if step + 1 == self.shape.drafting.num_steps:
             return None
-        return rows_apart(
+        return one_row_spans(
             self._padded(self.active), self._padded(self.start + self.done.taken + step),
             self._padded(self.drafter_page_at), self._padded(self.tokens[:, step]), self.paged,
         )  # fmt: skip

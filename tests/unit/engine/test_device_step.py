@@ -24,7 +24,13 @@ GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
 HOT = SamplingParams(max_tokens=10, temperature=1.0, seed=2**63 + 5, stream=3)
 FILTERED = SamplingParams(max_tokens=10, temperature=0.8, seed=7, top_p=0.8, top_k=9, min_p=0.02)
 PENALIZED = GREEDY.replace(repetition_penalty=1.3)
-CUTOFF = Cutoff((0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99), keep=0.5, usual=0.8, each=0.1, passing=0.3)
+CUTOFF = Cutoff(
+    (0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99),
+    row_cost=0.5,
+    mean_rate=0.8,
+    guess_cost=0.1,
+    pass_cost=0.3,
+)
 PROMPTS = ([3, 9, 4], [5], [7] * 27, [1, 2, 3, 4, 5])
 with_ahead = pytest.mark.parametrize("ahead", [False, True], ids=["step by step", "ahead"])
 

@@ -21,7 +21,13 @@ if sys.platform != "linux":
 
 from nextn.ops.triton.ops import TritonOps
 
-CUTOFF = Cutoff((0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99), keep=0.5, usual=0.8, each=0.1, passing=0.3)
+CUTOFF = Cutoff(
+    (0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99),
+    row_cost=0.5,
+    mean_rate=0.8,
+    guess_cost=0.1,
+    pass_cost=0.3,
+)
 GREEDY = SamplingParams(max_tokens=3, temperature=0.0)
 HOT = SamplingParams(max_tokens=3, temperature=1.0, seed=6)
 

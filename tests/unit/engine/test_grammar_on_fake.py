@@ -12,7 +12,7 @@ from nextn.drafting_state import DraftingState
 from nextn.engine.engine import Engine
 from nextn.request import Request, SamplingParams, SpeculativeParams
 from nextn.speculative.depth.controller import DepthController
-from nextn.speculative.depth.worth import Setting
+from nextn.speculative.depth.value import Setting
 
 V = 4096
 ANY = Constraint("regex", "")  # the engine is given grammars that are compiled

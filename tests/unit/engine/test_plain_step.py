@@ -28,9 +28,9 @@ LEVELS = built_levels()
 RATES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)
 CUTOFFS = {
     "none": None,
-    "usual": Cutoff(RATES, keep=0.3, usual=0.8, each=0.35, passing=0.1),
-    "passes cost": Cutoff(RATES, keep=0.6, usual=0.8, each=0.2, passing=0.9),
-    "nothing is kept": Cutoff(RATES, keep=2.0, usual=1.0, each=0.0, passing=0.0),
+    "usual": Cutoff(RATES, row_cost=0.3, mean_rate=0.8, guess_cost=0.35, pass_cost=0.1),
+    "passes cost": Cutoff(RATES, row_cost=0.6, mean_rate=0.8, guess_cost=0.2, pass_cost=0.9),
+    "nothing is kept": Cutoff(RATES, row_cost=2.0, mean_rate=1.0, guess_cost=0.0, pass_cost=0.0),
 }
 TEXT = list(range(300, 340))
 STOPS = tuple(range(200, 264))

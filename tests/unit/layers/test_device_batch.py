@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nextn.layers.batch import PackedBatch, Span
-from nextn.layers.device_batch import Paged, laid_out, rows_apart
+from nextn.layers.device_batch import Paged, lay_out, one_row_spans
 
 PAGE, PAGES = 4, 6  # of each request
 TABLE = torch.zeros(6, PAGES, dtype=torch.int32)
@@ -26,7 +26,7 @@ def test_arrays_are_those_of_the_host(spans, padding):
     total = int(counts.sum()) + padding
     if not total:
         return
-    got = laid_out(counts, starts, slots * PAGES, total, 4, paged())
+    got = lay_out(counts, starts, slots * PAGES, total, 4, paged())
     values = torch.arange(4 * len(spans)).view(-1, 4) + 1
     some = [Span(values[i, :n].tolist(), at, TABLE[1 + i].tolist()) for i, (n, at) in enumerate(spans) if n]
     want = PackedBatch(some, PAGE, total)
@@ -49,10 +49,10 @@ def test_arrays_are_those_of_the_host(spans, padding):
     assert not spans_of.cu_paths.any()
 
 
-def test_rows_apart():
+def test_one_row_spans():
     active, tokens = torch.tensor([True, False, True]), torch.tensor([7, -1, 9])
     page_at = torch.tensor([PAGES, 10**6, 2 * PAGES])
-    batch = rows_apart(active, torch.tensor([5, 99, 0]), page_at, tokens, paged())
+    batch = one_row_spans(active, torch.tensor([5, 99, 0]), page_at, tokens, paged())
     assert batch.tokens.tolist() == [7, 0, 9]
     assert batch.positions.tolist() == [5, 0, 0]
     want = PackedBatch([Span([7], 5, TABLE[1].tolist()), Span([9], 0, TABLE[2].tolist())], PAGE)

@@ -61,7 +61,7 @@ def test_the_sums_of_one_device(data: st.DataObject) -> None:
 
     def compute(world: ThreadWorld) -> tuple[Tensor, ...]:
         sharing = Sharing(cfg, ExactReference(), dtype, CPU, world.attention, fp8_rows=fp8_rows)
-        moe = ParallelMoE(sharing.over(ExpertParallel(world, placement, static)), 2)
+        moe = ParallelMoE(sharing.with_shared_experts(ExpertParallel(world, placement, static)), 2)
         fill(moe, weights)
         if rows[world.group]:
             return moe.forward(inputs[world.group], batch_of(rows[world.group]))
@@ -82,7 +82,7 @@ def test_bytes_of_rows(fp8_rows: bool) -> None:
 
     def compute(world: Recorded) -> tuple[int, Tensor]:
         sharing = Sharing(cfg, ExactReference(), torch.bfloat16, CPU, world.attention, fp8_rows=fp8_rows)
-        moe = ParallelMoE(sharing.over(ExpertParallel(world)), 2)
+        moe = ParallelMoE(sharing.with_shared_experts(ExpertParallel(world)), 2)
         for weight in moe.targets("").values():
             weight.fill_(0.01)
         x = torch.randn(16, 260, generator=torch.Generator().manual_seed(world.rank)).bfloat16()
@@ -103,7 +103,7 @@ def test_the_host_waits_for_sizes_alone() -> None:
 
     def compute(world: ThreadWorld) -> list[str]:
         sharing = Sharing(cfg, ExactReference(), torch.float32, CPU, world.attention)
-        moe = ParallelMoE(sharing.over(ExpertParallel(world)), 2)
+        moe = ParallelMoE(sharing.with_shared_experts(ExpertParallel(world)), 2)
         for weight in moe.targets("").values():
             weight.normal_()
         with HostWaits() as waits:

@@ -17,7 +17,7 @@ from nextn.request import PromptGroup, SpeculativeParams
 from nextn.scheduler.plan import Plan, StepResult
 from nextn.speculative.depth.controller import DepthController
 from nextn.speculative.depth.cost import StepCost
-from nextn.speculative.depth.worth import Worth
+from nextn.speculative.depth.value import DraftValue
 from nextn.speculative.work import StepWork
 
 
@@ -495,7 +495,7 @@ class Chaos(RuleBasedStateMachine):
             controller = Whims()
             if auto == "learning":
                 cost = StepCost(1e-3, 3e-4, a_pass=1e-4, pass_row=1e-5)
-                controller = DepthController(cost, Worth(drafts, shape, cuts=False), {}, page)
+                controller = DepthController(cost, DraftValue(drafts, shape, cuts=False), {}, page)
         manager.draft_window = lambda page_size: max(window, page_size)
         self.sched, self.ex = make(
             pages + beyond, page, budget, running, drafts, radix, skill, shape, controller

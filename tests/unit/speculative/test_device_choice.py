@@ -106,17 +106,17 @@ def test_nothing_to_guess_still_runs_over_the_true_positions():
     assert [n for n, _ in model.passes] == [6]
 
 
-HALVES = Cutoff((0.5,) * 9, keep=0.0, usual=1.0, each=0.0, passing=0.0)
+HALVES = Cutoff((0.5,) * 9, row_cost=0.0, mean_rate=1.0, guess_cost=0.0, pass_cost=0.0)
 
 
 @pytest.mark.parametrize(
     ("cutoff", "kept"),
     [
         (HALVES, [3, 2, 1]),
-        (HALVES._replace(keep=0.5), [1, 1, 1]),
-        (HALVES._replace(keep=0.6), [0, 0, 0]),
-        (HALVES._replace(each=0.3), [2, 2, 1]),
-        (HALVES._replace(passing=0.9), [2, 2, 1]),  # a pass for two chains, not for one
+        (HALVES._replace(row_cost=0.5), [1, 1, 1]),
+        (HALVES._replace(row_cost=0.6), [0, 0, 0]),
+        (HALVES._replace(guess_cost=0.3), [2, 2, 1]),
+        (HALVES._replace(pass_cost=0.9), [2, 2, 1]),  # a pass for two chains, not for one
     ],
     ids=["all", "sure", "surer", "each", "passing"],
 )
@@ -126,9 +126,9 @@ def test_a_cutoff_keeps_what_its_rule_would_have_made(cutoff, kept, others):
     spans = [replace(s, cutoff=None if n in others else cutoff) for n, s in enumerate(step())]
     model, made = drafted(spans)
     assert [n for n, _ in model.passes] == [6, 2, 1]  # whatever is kept: nobody looks before the end
-    if cutoff.passing and others == [1]:
+    if cutoff.pass_cost and others == [1]:
         kept = [2, 2, 1]
-    elif cutoff.passing and others == [0]:
+    elif cutoff.pass_cost and others == [0]:
         kept = [3, 2, 1]
     order = [n for n in range(3) if n not in others] + others
     for n, draft in enumerate(made.drafts):

@@ -32,26 +32,26 @@ from nextn.speculative.device.triton.layout import lanes_of, warps_of
 
 @triton.jit
 def _cut_chains(
-    line, fell, new, cut, active, depth, holding, going, cutoff, r, there, step
+    line, bins, new, cut, active, depth, probabilities, going, cutoff, r, there, step
 ):  # fmt: skip
     """The number of guesses of each chain that are worth verifying."""
     chains = new & cut & (tl.load(going + r, mask=there & (step > 0), other=1) > 0)
-    holds = tl.load(holding + r, mask=there & (step > 0), other=1.0)
-    holds = tl.where(chains, holds * tl.load(cutoff + fell), holds)
-    worth = chains & (holds >= tl.load(cutoff + NO_GUESS))
-    gains = holds * tl.load(cutoff + NO_GUESS + 1) - tl.load(cutoff + NO_GUESS + 2)
+    probability = tl.load(probabilities + r, mask=there & (step > 0), other=1.0)
+    probability = tl.where(chains, probability * tl.load(cutoff + bins), probability)
+    worth = chains & (probability >= tl.load(cutoff + NO_GUESS))
+    gains = probability * tl.load(cutoff + NO_GUESS + 1) - tl.load(cutoff + NO_GUESS + 2)
     on = worth & (depth > step + 1) & (gains > 0)
     total = tl.sum(tl.where(on, gains, 0.0).to(tl.float64), axis=0)
     others = tl.max((active & (cut == 0)).to(tl.int32), axis=0) > 0
     passes = others | (total > tl.load(cutoff + NO_GUESS + 3).to(tl.float64))
-    tl.store(holding + r, holds, mask=there)
+    tl.store(probabilities + r, probability, mask=there)
     tl.store(going + r, (on & passes).to(tl.int32), mask=there)
     return tl.where(worth, step + 1, tl.load(line + KEPT, mask=there, other=0))
 
 
 @triton.jit(do_not_specialize=["requests", "wide", "step", "count"])
 def _guessed(
-    inputs, results, guess, confidence, edges, cutoff, holding, going, starts, page_at, table, tokens,
+    inputs, results, guess, confidence, edges, cutoff, probabilities, going, starts, page_at, table, tokens,
     positions, slots, pages_at, cu_rows, cu_paths, requests, wide, step, count, CUTS: tl.constexpr,
     PASSES: tl.constexpr, PAGE: tl.constexpr, LANES: tl.constexpr, E: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -73,10 +73,10 @@ def _guessed(
         edge = tl.load(edges + e, mask=e < count, other=0.0)
         sure = tl.load(confidence + r, mask=there, other=0.0)
         above = (sure[:, None] >= edge[None, :]) & (e < count)[None, :]
-        fell = tl.sum(above.to(tl.int32), axis=1)
-        tl.store(line + BINS + step, fell, mask=there)
+        bins = tl.sum(above.to(tl.int32), axis=1)
+        tl.store(line + BINS + step, bins, mask=there)
         cut = (tl.load(inputs + r * INPUTS + CUT, mask=there, other=0) > 0) & (depth > 0)
-        worth = _cut_chains(line, fell, new, cut, active, depth, holding, going, cutoff, r, there, step)
+        worth = _cut_chains(line, bins, new, cut, active, depth, probabilities, going, cutoff, r, there, step)
         kept = tl.where(cut, worth, made)
     token = tl.where(new, token, 0)
     tl.store(line + GUESSES + step, token, mask=there)
@@ -100,11 +100,11 @@ def _guessed(
 
 def guessed(
     inputs: Tensor, results: Tensor, step: int, guess: Tensor, confidence: Tensor | None, edges: Tensor,
-    cutoff: Tensor, holding: Tensor, going: Tensor, extend: Batch, batch: Batch | None, page_size: int,
+    cutoff: Tensor, probabilities: Tensor, going: Tensor, extend: Batch, batch: Batch | None, page_size: int,
 ) -> None:  # fmt: skip
     """results <- guess number `step` of each chain, [R] int64. confidence: [R] f32; None: no chain is cut.
-    holding, going: [R] f32 and int32, the state of the cutoff from guess to guess. extend: the pass over
-    committed positions. batch <- the next pass; None: there is none."""
+    probabilities, going: [R] f32 and int32, the state of the cutoff from guess to guess. extend: the pass
+    over committed positions. batch <- the next pass; None: there is none."""
     assert guess.is_contiguous()
     assert confidence is None or confidence.is_contiguous()
     requests, spans = len(inputs), extend.attention
@@ -115,8 +115,8 @@ def guessed(
     wide = requests if batch is None else batch.rows
     lanes = lanes_of(wide)
     _guessed[(1,)](
-        inputs, results, guess, guess if confidence is None else confidence, edges, cutoff, holding, going,
-        spans.starts, spans.page_at, spans.table, *to, requests, wide, step, len(edges),
+        inputs, results, guess, guess if confidence is None else confidence, edges, cutoff, probabilities,
+        going, spans.starts, spans.page_at, spans.table, *to, requests, wide, step, len(edges),
         CUTS=confidence is not None, PASSES=batch is not None, PAGE=page_size, LANES=lanes,
         E=triton.next_power_of_2(len(edges)), num_warps=warps_of(lanes), enable_fp_fusion=False,
         **early(inputs.device),

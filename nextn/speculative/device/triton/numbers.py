@@ -53,7 +53,7 @@ class TritonNumbers:
             self.batch.attention.cu_rows, self.results, self._ended, extend,
         )  # fmt: skip
         self._going = self._empty(shape.requests)
-        self._holding = torch.empty_like(self._going, dtype=torch.float32)
+        self._probabilities = torch.empty_like(self._going, dtype=torch.float32)
         return extend
 
     def guess_draws(self, step: int) -> RowDraws:
@@ -62,10 +62,10 @@ class TritonNumbers:
 
     def guessed(self, step: int, guess: Tensor, confidence: Tensor | None) -> Batch | None:
         memory = self.memory
-        batch = self._rows_apart() if step + 1 < self.shape.drafting.num_steps else None
+        batch = self._one_row_spans() if step + 1 < self.shape.drafting.num_steps else None
         guessed(
-            self.inputs, self.results, step, guess, confidence, memory.edges, memory.cutoff, self._holding,
-            self._going, self._extend.batch, batch, memory.page_size,
+            self.inputs, self.results, step, guess, confidence, memory.edges, memory.cutoff,
+            self._probabilities, self._going, self._extend.batch, batch, memory.page_size,
         )  # fmt: skip
         return batch
 
@@ -85,7 +85,7 @@ class TritonNumbers:
         )  # fmt: skip
         return Batch(rows, tokens, positions, slots, attention)
 
-    def _rows_apart(self) -> Batch:
+    def _one_row_spans(self) -> Batch:
         """The same, for spans with one row each."""
         tokens, positions, slots, page_at = (self._empty(self.wide) for _ in range(4))
         bounds = self._empty(self.wide + 1)

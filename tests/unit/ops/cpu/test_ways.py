@@ -39,7 +39,7 @@ def asked(monkeypatch):
 @pytest.mark.parametrize("kind", [F32, BF16, E4M3, INT8])
 def test_every_way_of_this_machine_is_measured(kind, monkeypatch):
     monkeypatch.setattr(trials, "SECONDS", 0.0)
-    monkeypatch.setattr(ways, "BYTES", 0)
+    monkeypatch.setattr(ways, "TRIAL_BYTES", 0)
     able = [0, *(way for way in range(1, len(WAYS)) if library(LEVEL).nx_ways(kind) >> way & 1)]
     found = measure(LEVEL, kind, able)
     assert list(found) == able

@@ -22,7 +22,7 @@ from nextn.draft import Draft, Shape
 from nextn.speculative.depth import controller as module
 from nextn.speculative.depth.controller import MARGIN, PLAN_SECONDS, TRIAL_STEPS, DepthController
 from nextn.speculative.depth.cost import StepCost
-from nextn.speculative.depth.worth import BIN_RATES, Worth
+from nextn.speculative.depth.value import BIN_RATES, DraftValue
 from nextn.speculative.work import StepWork
 
 COSTS = {
@@ -43,7 +43,7 @@ def off(cost: StepCost, factor: float) -> StepCost:
 
 
 def controller(cost: StepCost, cuts: bool = True, ends: bool = True) -> DepthController:
-    return DepthController(cost, Worth(8, Shape(), cuts, ends), {}, page=16)
+    return DepthController(cost, DraftValue(8, Shape(), cuts, ends), {}, page=16)
 
 
 @cache
@@ -170,7 +170,7 @@ def test_a_text_that_ends_and_the_next_one_that_begins_are_no_other_load(n: int,
 
 def test_what_an_earlier_run_learnt_is_where_it_starts() -> None:
     wrong = off(COSTS["EPYC"], 0.5)
-    chosen = DepthController(wrong, Worth(8, Shape(), True), {5: [2.0, 2.0]}, page=16)
+    chosen = DepthController(wrong, DraftValue(8, Shape(), True), {5: [2.0, 2.0]}, page=16)
     chosen.stepped(StepWork(32, 0, (), 32, 0), None)
     assert not chosen.state.drafting
     chosen = controller(wrong)
@@ -344,21 +344,21 @@ def test_a_step_in_two_hundred_keeps_every_guess() -> None:
     for _ in range(3 * module.EXPLORE):
         watch(load, chosen, 4, 1e-9)
         assert chosen.cutoff is not None
-        keeps.append(chosen.cutoff.keep)
+        keeps.append(chosen.cutoff.row_cost)
     assert keeps.count(0.0) == 3
 
 
 def test_a_plan_is_made_ten_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
-    plan = Worth.plan
+    plan = DraftValue.plan
 
-    def counted(self: Worth, *args: object) -> object:
+    def counted(self: DraftValue, *args: object) -> object:
         nonlocal calls
         calls += 1
         return plan(self, *args)  # type: ignore[arg-type]
 
     load, chosen = Load(Machine(COSTS["AMX"])), controller(COSTS["AMX"])
-    monkeypatch.setattr(Worth, "plan", counted)
+    monkeypatch.setattr(DraftValue, "plan", counted)
     for _ in range(10):  # batches of about a size, as requests come and go
         for n in (7, 8, 9):
             watch(load, chosen, n, 0.1)
@@ -473,7 +473,7 @@ def test_what_attention_reads_counts_as_part_of_a_step() -> None:
     cost = replace(COSTS["EPYC"], context=1e-6)
     gains = []
     for position in (0, 1000):
-        chosen = DepthController(cost, Worth(8, Shape(), True), {}, page=16)
+        chosen = DepthController(cost, DraftValue(8, Shape(), True), {}, page=16)
         work = StepWork(64, 0, (), 64, 0, context=64 * position)
         for _ in range(20):
             chosen.stepped(work, cost.base(work))

@@ -33,7 +33,7 @@ class Setting(NamedTuple):
     extra: float
 
 
-class Worth:
+class DraftValue:
     def __init__(self, num_steps: int, shape: Shape, cuts: bool, ends: bool = True) -> None:
         """num_steps: maximum depth. cuts: a cutoff keeps guesses by confidence. ends: it also ends passes."""
         self.num_steps, self.shape, self.cuts, self.ends = num_steps, shape, cuts, ends
@@ -76,15 +76,15 @@ class Worth:
     def _by_confidence(self, n: int, cost: StepCost, base: float, rates: np.ndarray) -> list[Setting]:
         """Dinkelbach's iteration: a token rate gives thresholds, and these give the next token rate."""
         shares = self._made / self._made.sum()
-        usual = float(shares @ rates)
+        mean_rate = float(shares @ rates)
         holds = np.cumprod(rates[np.searchsorted(np.cumsum(shares)[:-1], self._draws)], axis=1)
         found: list[Setting] = []
         rate, drafts = n / base, 1.0
         for num_steps in (self.num_steps,) * 4 if self.ends else range(1, self.num_steps + 1):
             row = cost.verify(n + n * drafts, n) / n
-            worth = rate / max(0.3, 1.0 - rate * cost.pass_row)  # each accepted token costs the drafter a row
-            each = worth * (row + cost.pass_row)
-            cutoff = Cutoff(rates.tolist(), worth * row, usual, each, worth * cost.a_pass)
+            price = rate / max(0.3, 1.0 - rate * cost.pass_row)  # each accepted token costs the drafter a row
+            guess_cost = price * (row + cost.pass_row)
+            cutoff = Cutoff(rates.tolist(), price * row, mean_rate, guess_cost, price * cost.a_pass)
             kept, made = _through(cutoff, chains := holds[:, :num_steps], n)
             made |= not self.ends
             drafts, tokens = float(kept.mean(0).sum()), 1.0 + float((chains * kept).mean(0).sum())
@@ -102,10 +102,10 @@ def _through(cutoff: Cutoff, holds: np.ndarray, n: int) -> tuple[np.ndarray, np.
     going = np.ones(len(holds), bool)
     for depth, hold in enumerate(holds.T):
         made[:, depth] = going
-        kept[:, depth] = going & (hold >= cutoff.keep)
-        gain = hold * cutoff.usual - cutoff.each
+        kept[:, depth] = going & (hold >= cutoff.row_cost)
+        gain = hold * cutoff.mean_rate - cutoff.guess_cost
         going = kept[:, depth] & (gain > 0.0)
-        if n * gain[going].sum() <= cutoff.passing * len(holds):
+        if n * gain[going].sum() <= cutoff.pass_cost * len(holds):
             break
     return kept, made
 

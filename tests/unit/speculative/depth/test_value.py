@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nextn.draft import Draft, Shape
 from nextn.speculative.depth.cost import StepCost
-from nextn.speculative.depth.worth import BIN_RATES, BIN_SHARES, CHAINS, REMEMBERED, Setting, Worth
+from nextn.speculative.depth.value import BIN_RATES, BIN_SHARES, CHAINS, REMEMBERED, DraftValue, Setting
 
 CHAIN, MAX_STEPS = Shape(), 8
 COST = StepCost(1e-3, 1e-4, a_pass=1e-4, pass_row=1e-5)
@@ -30,20 +30,22 @@ def fixed(n: int, cost: StepCost, num_steps: int) -> float:
     return n * tokens / (cost.rows(n) + extra)
 
 
-def teach(worth: Worth, cost: StepCost, rates: tuple[float, ...], plans: int = 200, seed: int = 0) -> Setting:
+def teach(
+    value: DraftValue, cost: StepCost, rates: tuple[float, ...], plans: int = 200, seed: int = 0
+) -> Setting:
     """Drafts of 4 guesses, whose kind holds so often: all of them are kept."""
     rng = random.Random(seed)
     for _ in range(plans):
         for _ in range(CHAINS):
             bins = rng.choices(range(9), BIN_SHARES, k=4)
-            kinds = bins if worth.cuts else range(4)
+            kinds = bins if value.cuts else range(4)
             held = 0
             for kind in kinds:
                 if rng.random() >= rates[kind]:
                     break
                 held += 1
-            worth.note(Draft([0] * 4, bins=bytes(bins) if worth.cuts else b""), held)
-        setting = worth.plan(1, cost, cost.rows(1))
+            value.note(Draft([0] * 4, bins=bytes(bins) if value.cuts else b""), held)
+        setting = value.plan(1, cost, cost.rows(1))
     return setting
 
 
@@ -60,7 +62,7 @@ def test_thresholds_beat_every_fixed_depth(
 ) -> None:
     """Where one pays; by the rates that it assumes itself, but for the error of its sample."""
     cost = StepCost(1.0, row, expert, (16, 4), drafted=0.9, a_pass=a_pass, pass_row=pass_row)
-    setting = Worth(MAX_STEPS, CHAIN, True, ends).plan(n, cost, cost.rows(n))
+    setting = DraftValue(MAX_STEPS, CHAIN, True, ends).plan(n, cost, cost.rows(n))
     assert setting.cutoff is not None
     best = max(fixed(n, cost, k) for k in range(1, MAX_STEPS + 1))
     assert speed(n, cost, setting) >= 0.98 * best or best < n / cost.rows(n)
@@ -70,9 +72,9 @@ def test_the_dearer_a_row_the_surer_a_guess_must_be() -> None:
     keeps, tokens = [], []
     for row in (0.0, 0.01, 0.03, 0.1, 0.2, 0.4):
         cost = replace(COST, row=row * COST.fixed)
-        setting = Worth(MAX_STEPS, CHAIN, True).plan(8, cost, cost.rows(8))
+        setting = DraftValue(MAX_STEPS, CHAIN, True).plan(8, cost, cost.rows(8))
         assert setting.cutoff is not None
-        keeps.append(setting.cutoff.keep)
+        keeps.append(setting.cutoff.row_cost)
         tokens.append(setting.tokens)
     assert keeps == sorted(set(keeps))
     assert keeps[0] == 0.0
@@ -84,9 +86,9 @@ def test_the_dearer_a_pass_the_fewer_there_are() -> None:
     extras = []
     for a_pass in (0.0, 0.1, 0.3, 1.0):
         cost = replace(COST, a_pass=a_pass * COST.fixed)
-        setting = Worth(MAX_STEPS, CHAIN, True).plan(1, cost, cost.rows(1))
+        setting = DraftValue(MAX_STEPS, CHAIN, True).plan(1, cost, cost.rows(1))
         assert setting.cutoff is not None
-        extras.append((setting.cutoff.passing, -setting.tokens, -setting.cutoff.num_steps))
+        extras.append((setting.cutoff.pass_cost, -setting.tokens, -setting.cutoff.num_steps))
     assert extras == sorted(extras)
     assert extras[0] < extras[-1]
 
@@ -97,7 +99,7 @@ def test_where_passes_do_not_end_with_their_guesses_all_are_paid_for() -> None:
     for a_pass in (0.0, 0.03, 0.1, 1.0):
         cost = replace(COST, a_pass=a_pass * COST.fixed)
         ending, whole = (
-            Worth(MAX_STEPS, CHAIN, True, ends).plan(1, cost, cost.rows(1)) for ends in (True, False)
+            DraftValue(MAX_STEPS, CHAIN, True, ends).plan(1, cost, cost.rows(1)) for ends in (True, False)
         )
         depth, made = whole.num_steps, whole.tokens + whole.num_steps - 1
         assert whole.extra >= cost.drafting(depth, made)
@@ -111,31 +113,31 @@ def test_where_passes_do_not_end_with_their_guesses_all_are_paid_for() -> None:
 
 def test_rates_are_those_of_the_guesses_that_were_verified() -> None:
     rates = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-    worth = Worth(MAX_STEPS, CHAIN, True)
-    before = worth.plan(1, COST, COST.rows(1))
-    setting = teach(worth, COST, rates)
+    value = DraftValue(MAX_STEPS, CHAIN, True)
+    before = value.plan(1, COST, COST.rows(1))
+    setting = teach(value, COST, rates)
     assert setting.cutoff is not None
     assert setting.cutoff.rates == pytest.approx(rates, abs=0.05)
-    assert setting.cutoff.usual == pytest.approx(np.dot(rates, BIN_SHARES), abs=0.03)
+    assert setting.cutoff.mean_rate == pytest.approx(np.dot(rates, BIN_SHARES), abs=0.03)
     assert setting.tokens < before.tokens - 1.0
 
 
 def test_texts_that_change_are_noticed() -> None:
-    worth = Worth(MAX_STEPS, CHAIN, True)
-    teach(worth, COST, (0.1,) * 9, plans=400)
-    setting = teach(worth, COST, (0.9,) * 9, plans=600)
+    value = DraftValue(MAX_STEPS, CHAIN, True)
+    teach(value, COST, (0.1,) * 9, plans=400)
+    setting = teach(value, COST, (0.9,) * 9, plans=600)
     assert setting.cutoff is not None
     assert min(setting.cutoff.rates) > 0.8
 
 
 def test_a_guess_that_was_not_verified_says_nothing_of_its_kind() -> None:
     """The second one was made and not kept; nor was there anything to learn behind a guess that failed."""
-    worth = Worth(MAX_STEPS, CHAIN, True)
+    value = DraftValue(MAX_STEPS, CHAIN, True)
     for _ in range(50):
         for _ in range(CHAINS):
-            worth.note(Draft([7], bins=bytes([8, 2])), 1)
-            worth.note(Draft([7, 7], bins=bytes([0, 5])), 0)
-        setting = worth.plan(1, COST, COST.rows(1))
+            value.note(Draft([7], bins=bytes([8, 2])), 1)
+            value.note(Draft([7, 7], bins=bytes([0, 5])), 0)
+        setting = value.plan(1, COST, COST.rows(1))
     assert setting.cutoff is not None
     assert setting.cutoff.rates[2] == pytest.approx(BIN_RATES[2])
     assert setting.cutoff.rates[5] == pytest.approx(BIN_RATES[5])
@@ -155,7 +157,7 @@ def test_without_confidence_the_depth_is_what_pays() -> None:
     found = set()
     for rates in ((0.9, 0.9, 0.9, 0.9), (0.9, 0.5, 0.3, 0.1), (0.8, 0.75, 0.1, 0.1)):
         for cost in (cheap, dear):
-            setting = teach(Worth(4, CHAIN, False), cost, rates)
+            setting = teach(DraftValue(4, CHAIN, False), cost, rates)
             assert setting.cutoff is None
             assert setting.num_steps == best(rates, cost)
             found.add(setting.num_steps)
@@ -164,17 +166,17 @@ def test_without_confidence_the_depth_is_what_pays() -> None:
 
 def test_a_cutoff_needs_drafts_with_confidence() -> None:
     """A chain whose guesses were not drawn has none; it tells nothing of those that have."""
-    worth = Worth(MAX_STEPS, CHAIN, True)
-    before = worth.plan(1, COST, COST.rows(1))
+    value = DraftValue(MAX_STEPS, CHAIN, True)
+    before = value.plan(1, COST, COST.rows(1))
     for _ in range(CHAINS):
-        worth.note(Draft([1, 2, 3]), 0)
-    assert worth.plan(1, COST, COST.rows(1)) == before
+        value.note(Draft([1, 2, 3]), 0)
+    assert value.plan(1, COST, COST.rows(1)) == before
 
 
 def test_trees_cost_all_of_their_nodes() -> None:
     cost = replace(COST, row=1e-5)
-    narrow = Worth(4, Shape(2, 8), False).plan(1, cost, cost.rows(1))
-    wide = Worth(4, Shape(8, 256), False).plan(1, cost, cost.rows(1))
+    narrow = DraftValue(4, Shape(2, 8), False).plan(1, cost, cost.rows(1))
+    wide = DraftValue(4, Shape(8, 256), False).plan(1, cost, cost.rows(1))
     assert narrow.cutoff is wide.cutoff is None
     assert wide.num_steps < narrow.num_steps == 4
     depth, shape = narrow.num_steps, Shape(2, 8)
@@ -184,33 +186,33 @@ def test_trees_cost_all_of_their_nodes() -> None:
 
 
 def test_trees_are_counted_by_depth() -> None:
-    worth = Worth(4, Shape(2, 8), False)
+    value = DraftValue(4, Shape(2, 8), False)
     tree = Draft([1, 2, 3, 4], parents=[-1, -1, 0, 2])
     for _ in range(40):
         for _ in range(CHAINS):
-            worth.note(tree, 1)
-        setting = worth.plan(1, COST, COST.rows(1))
+            value.note(tree, 1)
+        setting = value.plan(1, COST, COST.rows(1))
     assert setting.num_steps == 1
     assert setting.tokens == pytest.approx(2.0, abs=0.02)
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    worth = Worth(MAX_STEPS, CHAIN, True)
+    value = DraftValue(MAX_STEPS, CHAIN, True)
     for _ in range(40):
         for _ in range(50 * CHAINS):
-            worth.note(Draft([0] * 8, bins=bytes(range(8))), 8)
-        assert len(worth._noted) <= 2 * CHAINS
-        worth.plan(1, COST, COST.rows(1))
-        assert not worth._noted
-    assert max(worth._seen.max(), worth._made.max()) <= REMEMBERED
-    assert (worth._held <= worth._seen).all()
+            value.note(Draft([0] * 8, bins=bytes(range(8))), 8)
+        assert len(value._noted) <= 2 * CHAINS
+        value.plan(1, COST, COST.rows(1))
+        assert not value._noted
+    assert max(value._seen.max(), value._made.max()) <= REMEMBERED
+    assert (value._held <= value._seen).all()
 
 
 def test_a_draft_deeper_than_the_deepest_counts_as_far_as_that() -> None:
-    worth = Worth(2, CHAIN, False)
+    value = DraftValue(2, CHAIN, False)
     for _ in range(CHAINS):
-        worth.note(Draft([0] * 5), 5)
-    assert worth.plan(1, COST, COST.rows(1)).num_steps == 2
+        value.note(Draft([0] * 5), 5)
+    assert value.plan(1, COST, COST.rows(1)).num_steps == 2
 
 
 @pytest.mark.parametrize("cuts", [True, False])
@@ -227,12 +229,12 @@ def test_a_draft_deeper_than_the_deepest_counts_as_far_as_that() -> None:
     ids=["rows cost nothing", "nothing but rows", "drafts cost nothing", "passes alone", "all is dear"],
 )
 def test_costs_of_any_kind_make_a_setting(cost: StepCost, n: int, cuts: bool) -> None:
-    setting = Worth(MAX_STEPS, CHAIN, cuts).plan(n, cost, cost.rows(n))
+    setting = DraftValue(MAX_STEPS, CHAIN, cuts).plan(n, cost, cost.rows(n))
     assert 1 <= setting.num_steps <= MAX_STEPS
     assert 1.0 <= setting.tokens <= MAX_STEPS + 1
     assert 0.0 <= setting.extra < float("inf")
 
 
 def test_it_is_the_same_in_every_run() -> None:
-    settings = [teach(Worth(MAX_STEPS, CHAIN, True), COST, BIN_RATES, plans=20) for _ in range(2)]
+    settings = [teach(DraftValue(MAX_STEPS, CHAIN, True), COST, BIN_RATES, plans=20) for _ in range(2)]
     assert settings[0] == settings[1]
