@@ -1,4 +1,5 @@
-"""What goes wrong: clients that leave, a full queue, an engine that dies, a server that is asked to end."""
+"""What goes wrong: clients that leave, a full queue, an engine that dies, a server that is asked to end. (An
+address that is taken: tests/unit/server/test_listen.py. A second Ctrl-C: test_server_replicas.py.)"""
 
 from __future__ import annotations
 
@@ -6,16 +7,36 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import openai
 import pytest
-from support.server_process import RUNNING, USED, ServerProcess, check_ended, idle, in_background, until
+from support.server_process import (
+    RUNNING,
+    SCRIPTED,
+    USED,
+    ServerProcess,
+    check_ended,
+    idle,
+    in_background,
+    until,
+)
 
 StartServer = Callable[..., ServerProcess]
 LONG = {"prompt": "x", "max_tokens": 900, "temperature": 0}
+
+
+class Failing(NamedTuple):
+    """obstacle: while this file exists, the engine cannot be built. temporary: the server's folder for
+    temporary files. mode: of the folder that the server made there."""
+
+    server: ServerProcess
+    obstacle: Path
+    temporary: Path
+    mode: int
 
 
 def busy(server: ServerProcess) -> bool:
@@ -77,48 +98,6 @@ def test_decode_log_line(slow: ServerProcess) -> None:
     assert "accept len: 3.00, accept rate: [1.00, 1.00], gen throughput (token/s): " in lines[-2]
 
 
-def test_engine_killed(start: StartServer) -> None:
-    """Streams get an error event, other requests a 500; then 503 until a new engine serves."""
-    server = start(SCRIPT_STEP="0.05").wait_ready()
-    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
-    stream = client.completions.create(model="scripted", prompt="x", max_tokens=900, stream=True)
-    next(stream)
-    answers: list[httpx.Response] = []
-    (waiting,) = in_background(
-        lambda: answers.append(httpx.post(server.url + "/v1/completions", json=LONG, timeout=30))
-    )
-    until(lambda: server.metrics()[RUNNING] == 2)
-    generated = server.metrics()["nextn:generation_tokens_total"]
-    os.kill(server.engine_pid(), signal.SIGKILL)
-    began = time.monotonic()
-    with pytest.raises(openai.APIError, match="the engine died"):
-        list(stream)
-    waiting.join()
-    assert time.monotonic() - began < 15  # they do not wait until their own timeout
-    assert answers[0].status_code == 500
-    assert answers[0].json()["error"]["type"] == "engine_dead"
-    assert httpx.get(server.url + "/health").status_code == 503
-    refused = httpx.post(server.url + "/v1/completions", json=LONG)
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-    until(lambda: httpx.get(server.url + "/health").status_code == 200)
-    assert httpx.post(server.url + "/v1/completions", json=LONG | {"max_tokens": 5}).status_code == 200
-    assert server.metrics()["nextn:generation_tokens_total"] >= generated + 5
-    assert any("the engine process ended (signal 9)" in line for line in server.stderr)
-
-
-def test_engine_that_does_not_start_again_at_first(start: StartServer, tmp_path: Path) -> None:
-    obstacle = tmp_path / "obstacle"
-    server = start(SCRIPT_FAIL=f"load-if {obstacle}").wait_ready()
-    obstacle.touch()
-    os.kill(server.engine_pid(), signal.SIGKILL)
-    until(lambda: any("does not start again: the checkpoint is no good" in line for line in server.stderr))
-    assert httpx.get(server.url + "/health").status_code == 503
-    obstacle.unlink()
-    until(lambda: httpx.get(server.url + "/health").status_code == 200)
-    server.interrupt()
-    check_ended(server, 130)
-
-
 def test_interrupt_while_the_engine_loads(start: StartServer) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -140,36 +119,6 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_step_that_raises(start: StartServer) -> None:
-    server = start(SCRIPT_FAIL="step").wait_ready()
-    answer = httpx.post(server.url + "/v1/completions", json={"prompt": "x" * 12}, timeout=30)
-    assert answer.status_code == 500
-    assert answer.json()["error"]["type"] == "engine_dead"
-    until(lambda: httpx.get(server.url + "/health").status_code == 200)
-    assert httpx.post(server.url + "/v1/completions", json={"prompt": "x"}).status_code == 200
-    assert any("RuntimeError: a step went wrong" in line for line in server.stderr)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_shutdown_drains(start: StartServer, number: signal.Signals) -> None:
-    """The signal reaches the whole group, as on a terminal. What runs is finished; new requests get 503."""
-    server = start(SCRIPT_STEP="0.05").wait_ready()
-    answers: list[httpx.Response] = []
-    body = LONG | {"max_tokens": 60}
-    (running,) = in_background(
-        lambda: answers.append(httpx.post(server.url + "/v1/completions", json=body, timeout=30))
-    )
-    until(lambda: busy(server))
-    os.killpg(server.process.pid, number)
-    until(lambda: httpx.get(server.url + "/health").status_code == 503)
-    assert httpx.post(server.url + "/v1/completions", json=body).json()["error"]["code"] == "shutting_down"
-    running.join()
-    assert (answers[0].status_code, answers[0].json()["usage"]["completion_tokens"]) == (200, 60)
-    check_ended(server, 130 if number == signal.SIGINT else 0)
-    (said,) = (line for line in server.stderr if "shutting down: " in line)
-    assert said.endswith("running requests (1) have 30 seconds to finish; Ctrl-C again ends at once")
-
-
 def test_shutdown_does_not_wait_for_ever(start: StartServer) -> None:
     server = start("--shutdown-timeout", "0.3", SCRIPT_STEP="0.05").wait_ready()
     with httpx.stream("POST", server.url + "/v1/completions", json=LONG | {"stream": True}) as stream:
@@ -182,24 +131,11 @@ def test_shutdown_does_not_wait_for_ever(start: StartServer) -> None:
     check_ended(server, 130)
 
 
-def test_second_interrupt_ends_at_once(start: StartServer) -> None:
-    server = start(SCRIPT_STEP="0.05").wait_ready()
-    with httpx.stream("POST", server.url + "/v1/completions", json=LONG | {"stream": True}) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        server.interrupt()
-        until(lambda: httpx.get(server.url + "/health").status_code == 503)
-        server.interrupt()
-        assert server.wait(10) == 130
-    check_ended(server, 130)
-
-
 @pytest.mark.parametrize(
     ("options", "environment", "message"),
     [
         ((), {"SCRIPT_FAIL": "load"}, "nextn serve: error: the checkpoint is no good"),
         (("--model-path", "/no/such"), {}, "nextn serve: error: /no/such: there is no such folder"),
-        (("--host", "203.0.113.1"), {}, "nextn serve: error: cannot listen on --host 203.0.113.1: "),
     ],
 )
 def test_start_that_fails(
@@ -213,30 +149,96 @@ def test_start_that_fails(
     assert server.stdout == []
 
 
-def test_port_in_use(start: StartServer) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        server = start("--port", str(port))
-        check_ended(server, 1)
-    message = f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port"
-    assert server.stderr == [f"nextn serve: error: {message}"]
+# --- one server, whose engine dies twice
 
 
-def test_nothing_is_left(start: StartServer, tmp_path: Path) -> None:
-    """The engine's socket lies where only this user may look, and only until the engine is connected. If the
-    server is killed, its engine ends too. (Besides, one line of the log names all options that ask for
-    nothing.)"""
+@pytest.fixture(scope="module")
+def failing(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Failing]:
+    """Steps of 50 ms."""
+    folder = tmp_path_factory.mktemp("failing")
+    obstacle, temporary = folder / "obstacle", folder / "temporary"
+    temporary.mkdir()
     options = ("--pp", "1", "--trust-remote-code", "--enable-mixed-chunk")
-    server = start(*options, TMPDIR=str(tmp_path), SCRIPT_LOAD="0.5")
-    until(lambda: any(tmp_path.iterdir()))
-    (folder,) = tmp_path.iterdir()
-    assert folder.stat().st_mode & 0o077 == 0
-    server.wait_ready()
-    assert list(tmp_path.iterdir()) == []
-    (said,) = (line for line in server.stderr if "have no effect" in line)
+    environment = {
+        "SCRIPT_TOKENIZER": str(tokenizer_folder), "SCRIPT_STEP": "0.05", "SCRIPT_LOAD": "0.5",
+        "SCRIPT_FAIL": f"load-if {obstacle}", "TMPDIR": str(temporary),
+    }  # fmt: skip
+    server = ServerProcess([SCRIPTED, "--port", "0", *options], environment)
+    try:
+        until(lambda: any(temporary.iterdir()))
+        (made,) = temporary.iterdir()
+        mode = made.stat().st_mode
+        yield Failing(server.wait_ready(), obstacle, temporary, mode)
+    finally:
+        server.kill()
+
+
+def test_what_lies_in_the_temporary_folder(failing: Failing) -> None:
+    """The engine's socket lies where only this user may look, and only until the engine is connected.
+    (Besides, one line of the log names all options without effect.)"""
+    assert failing.mode & 0o077 == 0
+    assert list(failing.temporary.iterdir()) == []
+    (said,) = (line for line in failing.server.stderr if "have no effect" in line)
     assert all(name in said for name in ("--pp 1", "--trust-remote-code", "--enable-mixed-chunk"))
-    assert httpx.post(server.url + "/v1/completions", json={"prompt": "x"}).status_code == 200
-    os.kill(server.process.pid, signal.SIGKILL)
+
+
+def test_engine_killed(failing: Failing) -> None:
+    """Streams get an error event, other requests a 500; then 503 until a new engine serves, which does not
+    start at first."""
+    server = failing.server
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    stream = client.completions.create(model="scripted", prompt="x", max_tokens=900, stream=True)
+    next(stream)
+    answers: list[httpx.Response] = []
+    (waiting,) = in_background(
+        lambda: answers.append(httpx.post(server.url + "/v1/completions", json=LONG, timeout=30))
+    )
+    until(lambda: server.metrics()[RUNNING] == 2)
+    generated = server.metrics()["nextn:generation_tokens_total"]
+    failing.obstacle.touch()
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(openai.APIError, match="the engine died"):
+        list(stream)
+    waiting.join()
+    assert time.monotonic() - began < 15  # they do not wait until their own timeout
+    assert answers[0].status_code == 500
+    assert answers[0].json()["error"]["type"] == "engine_dead"
+    until(lambda: any("does not start again: the checkpoint is no good" in line for line in server.stderr))
+    assert httpx.get(server.url + "/health").status_code == 503
+    refused = httpx.post(server.url + "/v1/completions", json=LONG)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    failing.obstacle.unlink()
+    until(lambda: httpx.get(server.url + "/health").status_code == 200)
+    assert httpx.post(server.url + "/v1/completions", json=LONG | {"max_tokens": 5}).status_code == 200
+    assert server.metrics()["nextn:generation_tokens_total"] >= generated + 5
+    assert any("the engine process ended (signal 9)" in line for line in server.stderr)
+
+
+def test_step_that_raises(failing: Failing) -> None:
+    server = failing.server
+    answer = httpx.post(server.url + "/v1/completions", json={"prompt": "x" * 12}, timeout=30)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "engine_dead"
+    until(lambda: httpx.get(server.url + "/health").status_code == 200)
+    assert any("RuntimeError: a step went wrong" in line for line in server.stderr)
+
+
+def test_shutdown_drains(failing: Failing) -> None:
+    """The signal reaches the whole group, as on a terminal. What runs is finished; new requests get 503."""
+    server = failing.server
+    answers: list[httpx.Response] = []
+    body = LONG | {"max_tokens": 60}
+    (running,) = in_background(
+        lambda: answers.append(httpx.post(server.url + "/v1/completions", json=body, timeout=30))
+    )
+    until(lambda: busy(server))
+    os.killpg(server.process.pid, signal.SIGTERM)  # Ctrl-C: test_server_replicas.py
+    until(lambda: httpx.get(server.url + "/health").status_code == 503)
+    assert httpx.post(server.url + "/v1/completions", json=body).json()["error"]["code"] == "shutting_down"
+    running.join()
+    assert (answers[0].status_code, answers[0].json()["usage"]["completion_tokens"]) == (200, 60)
+    assert server.wait() == 0
     until(lambda: server.session() == [])
+    (said,) = (line for line in server.stderr if "shutting down: " in line)
+    assert said.endswith("running requests (1) have 30 seconds to finish; Ctrl-C again ends at once")

@@ -1,11 +1,10 @@
-"""The server on real engines: a small model with random weights, and nextn-tiny where it is there."""
+"""The server on real engines, with a small model with random weights. (The embedded model: test_demo.py.)"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,9 +14,6 @@ from support.checkpoints import tiny_config
 from support.server_process import ServerProcess, until
 from support.small_tokenizer import write_small_tokenizer
 
-import nextn
-
-DATA = Path(nextn.__file__).parent / "data"
 OPTIONS = ("--port", "0", "--threads", "1", "--check-integrity", "--kv-cache-tokens", "2048")
 
 
@@ -103,19 +99,6 @@ def test_figures_of_a_real_engine(drafting: ServerProcess) -> None:
     assert "MTP 3 drafts" in drafting.stdout[-1]
 
 
-def test_lossy_verification_is_told(checkpoint: str) -> None:
-    """At start-up, in /server_info, and in the usage of every answer that was not greedy."""
-    options = ("--speculative-verify", "typical", "--speculative-accept-threshold-acc", "0.5")
-    body = {"prompt": "x", "max_tokens": 20, "seed": 1}
-    with serve(checkpoint, "--load-format", "dummy", *options) as server:
-        assert any(line.split() == ["verify", "typical,", "lossy"] for line in server.stdout)
-        info = httpx.get(server.url + "/server_info").json()
-        assert info["engine"]["verify"] == "typical, lossy"
-        assert info["speculative_accept_threshold_acc"] == 0.5
-        assert complete(server, **body)["usage"]["spec_details"]["lossy"]
-        assert "spec_details" not in complete(server, **body, temperature=0)["usage"]
-
-
 def test_a_client_that_leaves_frees_its_pages(drafting: ServerProcess) -> None:
     body = {"prompt": "x", "max_tokens": 240, "ignore_eos": True, "n": 100, "stream": True}
     with httpx.stream("POST", drafting.url + "/v1/completions", json=body, timeout=30) as stream:
@@ -126,62 +109,25 @@ def test_a_client_that_leaves_frees_its_pages(drafting: ServerProcess) -> None:
     assert drafting.metrics()["nextn:num_used_tokens"] == 0
 
 
-def test_bad_checkpoints_are_one_line(tmp_path: Path) -> None:
-    write_small_tokenizer(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(tiny_config(architectures=["OtherForCausalLM"])))
-    server = serve(str(tmp_path))
-    assert server.wait(60) == 1
-    assert len(server.stderr) == 1
-    assert "OtherForCausalLM" in server.stderr[0]
+def test_lossy_verification_is_told(drafting: ServerProcess) -> None:
+    """In the usage of every answer that was not greedy."""
+    typical = {"verify": "typical", "accept_threshold_acc": 0.5}
+    body = {"prompt": "x", "max_tokens": 20, "seed": 1, "speculative": typical}
+    assert complete(drafting, **body)["usage"]["spec_details"]["lossy"]
+    assert "spec_details" not in complete(drafting, **body, temperature=0)["usage"]
 
 
-embedded = pytest.mark.skipif(not (DATA / "nextn-tiny").is_dir(), reason="the embedded model is not there")
+def test_a_stop_string_cuts_the_same_text(drafting: ServerProcess) -> None:
+    body = {"prompt": "y", "max_tokens": 100, "seed": 4, "ignore_eos": True}
+    whole = complete(drafting, **body)["choices"][0]["text"]
+    stop = next(letter for letter in whole[30:] if letter.isascii())
+    cut = complete(drafting, **body, stop=stop)["choices"][0]
+    assert cut["text"] == whole.partition(stop)[0]
+    assert cut["finish_reason"] == "stop"
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Iterator[ServerProcess]:
-    with serve("nextn-tiny") as server:
-        yield server
-
-
-@embedded
-def test_nextn_tiny_writes_python(tiny: ServerProcess) -> None:
-    """With two drafts: whether automatic depth drafts depends on how busy the machine is."""
-    drafts = {"speculative": {"num_steps": 2}}
-    client = openai.OpenAI(base_url=tiny.url + "/v1", api_key="none", max_retries=0)
-    with client:
-        answer = client.completions.create(
-            model="nextn-tiny",
-            prompt="class Reader:\n    def __init__(self, path):\n        self.path = path\n\n    def read",
-            max_tokens=48,
-            temperature=0,
-            extra_body=drafts,
-        )
-        chat = client.chat.completions.create(
-            model="nextn-tiny",
-            messages=[{"role": "user", "content": "class A:"}],
-            max_tokens=16,
-            seed=1,
-            extra_body=drafts,
-        )
-    assert ":" in answer.choices[0].text
-    assert chat.usage is not None
-    assert 1 <= chat.usage.completion_tokens <= 16
-    info = httpx.get(tiny.url + "/server_info").json()
-    assert info["internal_states"][0]["avg_spec_accept_length"] > 1.5
-
-
-@embedded
-def test_a_stop_string_cuts_the_same_text(tiny: ServerProcess) -> None:
-    prompt = "def add(a, b):\n    "
-    whole = complete(tiny, prompt=prompt, max_tokens=48, temperature=0)["choices"][0]["text"]
-    cut = complete(tiny, prompt=prompt, max_tokens=48, temperature=0, stop="\n")["choices"][0]
-    assert cut["text"] == whole.partition("\n")[0]
-
-
-@embedded
-def test_a_second_time_comes_from_the_cache(tiny: ServerProcess) -> None:
-    body: dict[str, Any] = {"prompt": "x = 1\n" * 40, "max_tokens": 16, "temperature": 0}
-    first, second = complete(tiny, **body), complete(tiny, **body)
+def test_a_second_time_comes_from_the_cache(drafting: ServerProcess) -> None:
+    body: dict[str, Any] = {"prompt": "x = 1\n" * 20, "max_tokens": 16, "temperature": 0}
+    first, second = complete(drafting, **body), complete(drafting, **body)
     assert second["choices"] == first["choices"]
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0

@@ -1,5 +1,5 @@
-"""Several engines behind one port: where requests go, and what a death does. Texts are looked at in
-test_replica_texts.py."""
+"""Several engines behind one port: where requests go, and what a death does. (Texts: test_replica_texts.py.
+One that cannot start: tests/unit/server/process/test_supervisors.py.)"""
 
 from __future__ import annotations
 
@@ -107,8 +107,16 @@ def test_top_adds_replicas_up(pair: ServerProcess, capsys: pytest.CaptureFixture
     assert "of 8,192 tokens" in out  # 4,096 each
 
 
-def test_a_client_that_leaves_frees_pages_where_they_are(start: StartServer) -> None:
-    server = start(*TWO, SCRIPT_STEP="0.05").wait_ready()
+@pytest.fixture(scope="module")
+def slow_pair(tokenizer_folder: Path) -> Iterator[ServerProcess]:
+    """Steps of 50 ms. Its last test ends it."""
+    environment = {"SCRIPT_TOKENIZER": str(tokenizer_folder), "SCRIPT_STEP": "0.05"}
+    with ServerProcess([SCRIPTED, "--port", "0", *TWO], environment) as server:
+        yield server
+
+
+def test_a_client_that_leaves_frees_pages_where_they_are(slow_pair: ServerProcess) -> None:
+    server = slow_pair
     body = LONG | {"stream": True, "routed_dp_rank": 1}
     with httpx.stream("POST", server.url + "/v1/completions", json=body) as stream:
         lines = stream.iter_lines()
@@ -123,12 +131,12 @@ def test_a_client_that_leaves_frees_pages_where_they_are(start: StartServer) -> 
     until(lambda: idle(server))
 
 
-def test_one_replica_killed_under_load(start: StartServer) -> None:
-    server = start(*TWO, SCRIPT_STEP="0.02").wait_ready()
+def test_one_replica_killed_under_load(slow_pair: ServerProcess) -> None:
+    server = slow_pair
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
     streams = [
         client.completions.create(
-            model="scripted", prompt="x", max_tokens=400, temperature=0, stream=True,
+            model="scripted", prompt="x", max_tokens=200, temperature=0, stream=True,
             extra_body={"routed_dp_rank": rank},
         )
         for rank in (0, 1)
@@ -160,22 +168,8 @@ def test_one_replica_killed_under_load(start: StartServer) -> None:
     assert not any("[dp1]" in line for line in said)
 
 
-def test_replicas_that_die_too_often(start: StartServer) -> None:
-    """The first stays down, with the last the server ends."""
-    server = start(*TWO, "--max-engine-restarts", "0").wait_ready()
-    first, second = server.engine_pids()
-    os.kill(second, signal.SIGKILL)
-    until(lambda: any("replica 1 stays down: " in line for line in server.stderr))
-    assert health(server) == (200, {"status": "ok", "dp_ranks_down": [1]})
-    assert post(server, prompt="x", max_tokens=3).status_code == 200
-    os.kill(first, signal.SIGKILL)
-    assert server.wait() == 1
-    assert any("; the server ends" in line for line in server.stderr)
-    until(lambda: server.session() == [])
-
-
-def test_shutdown_drains_all(start: StartServer) -> None:
-    server = start(*TWO, SCRIPT_STEP="0.05").wait_ready()
+def test_shutdown_drains_all(slow_pair: ServerProcess) -> None:
+    server = slow_pair
     answers: list[httpx.Response] = []
 
     def ask(rank: int) -> None:
@@ -191,7 +185,21 @@ def test_shutdown_drains_all(start: StartServer) -> None:
     check_ended(server, 130)
 
 
-def test_a_server_ends_with_all_its_engines(start: StartServer) -> None:
+def test_replicas_that_die_too_often(start: StartServer) -> None:
+    """The first stays down, with the last the server ends."""
+    server = start(*TWO, "--max-engine-restarts", "0").wait_ready()
+    first, second = server.engine_pids()
+    os.kill(second, signal.SIGKILL)
+    until(lambda: any("replica 1 stays down: " in line for line in server.stderr))
+    assert health(server) == (200, {"status": "ok", "dp_ranks_down": [1]})
+    assert post(server, prompt="x", max_tokens=3).status_code == 200
+    os.kill(first, signal.SIGKILL)
+    assert server.wait() == 1
+    assert any("; the server ends" in line for line in server.stderr)
+    until(lambda: server.session() == [])
+
+
+def test_a_second_interrupt_ends_all_at_once(start: StartServer) -> None:
     server = start(*TWO, SCRIPT_STEP="0.05").wait_ready()
     with httpx.stream("POST", server.url + "/v1/completions", json=LONG | {"stream": True}) as stream:
         lines = stream.iter_lines()
@@ -201,12 +209,9 @@ def test_a_server_ends_with_all_its_engines(start: StartServer) -> None:
         server.interrupt()
         assert server.wait() == 130
     check_ended(server, 130)
-    server = start(*TWO).wait_ready()
-    os.kill(server.process.pid, signal.SIGKILL)
-    until(lambda: server.session() == [])
 
 
-def test_one_that_cannot_start_ends_the_start(start: StartServer) -> None:
-    server = start(*TWO, SCRIPT_FAIL="load")
-    check_ended(server, 1)
-    assert server.stderr == ["nextn serve: error: the checkpoint is no good"]
+def test_engines_end_with_a_server_that_is_killed(pair: ServerProcess) -> None:
+    """The last of `pair`."""
+    os.kill(pair.process.pid, signal.SIGKILL)
+    until(lambda: pair.session() == [])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,14 +12,13 @@ import httpx
 import pytest
 from e2e.conftest import StartServer
 from support.scripted_engine import TEXT
-from support.server_process import ServerProcess, until
+from support.server_process import ServerProcess, scripted_python, until
 from support.small_tokenizer import write_small_tokenizer
 from support.terminal import Terminal
 
 from nextn.cli import main
 from nextn.config import EMBEDDED
 
-PLAIN = [{"NO_COLOR": "1"}, {"TERM": "dumb"}]
 ESCAPE = b"\x1b"
 READY = "\x1b[?2004h"  # the editor takes what is pasted as one text
 
@@ -47,20 +45,28 @@ def test_chat(
 
 
 def test_chat_starts_a_server_of_a_model(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("import os\n"))
-    assert main(["chat", "--model", EMBEDDED, "--max-tokens", "8"]) == 0
+    """Of the model in the package, with which it is greedy: the scripted engine begins at the start of its
+    text."""
+    folder = write_small_tokenizer(tmp_path / EMBEDDED)
+    monkeypatch.setenv("SCRIPT_TOKENIZER", str(folder))
+    python, refusing = scripted_python(tmp_path), scripted_python(folder, "--no-such-option")
+    monkeypatch.setattr(sys, "executable", python)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\nb\n"))
+    assert main(["chat", "--model", str(folder), "--max-tokens", "9"]) == 0
     out, err = capsys.readouterr()
-    assert out.strip()
-    assert err.startswith(f"starting {EMBEDDED}\n{EMBEDDED} on http://127.0.0.1:")
+    assert out == f"{TEXT[:9]}\n" * 2
+    assert err.startswith(f"starting {folder}\n{EMBEDDED} on http://127.0.0.1:")
+    assert "This model completes Python code, greedily. It is no chat model" in err
     assert "accept length" in err.splitlines()[-1]
     url = re.search(r"http://\S+", err)
     assert url
     with pytest.raises(httpx.ConnectError):  # it ended with the chat
         httpx.get(f"{url[0]}/health")
-    assert main(["chat", "--model", "no/such/folder"]) == 1
-    assert "no/such/folder" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "executable", refusing)
+    assert main(["chat", "--model", str(folder)]) == 1
+    assert "--no-such-option" in capsys.readouterr().err
     assert main(["chat", "--model", EMBEDDED, "--base-url", "http://127.0.0.1:1"]) == 2
     assert "leave one out" in capsys.readouterr().err
 
@@ -99,10 +105,9 @@ def test_a_chat_has_lines_history_and_completion(scripted: ServerProcess) -> Non
         assert chat.wait() == 130
 
 
-@pytest.mark.parametrize("environment", PLAIN)
-def test_a_plain_chat(environment: dict[str, str], scripted: ServerProcess) -> None:
+def test_a_plain_chat(scripted: ServerProcess) -> None:
     options = ["--base-url", scripted.url, "--max-tokens", "9"]
-    with Terminal(["chat", *options], environment=environment) as chat:
+    with Terminal(["chat", *options], environment={"NO_COLOR": "1"}) as chat:
         chat.see("> ")
         chat.type("hello\n")
         chat.see("9 tokens")
@@ -110,19 +115,6 @@ def test_a_plain_chat(environment: dict[str, str], scripted: ServerProcess) -> N
         chat.type("/quit\n")
         assert chat.wait() == 0
         assert ESCAPE not in chat.shown
-
-
-def test_a_chat_with_the_model_in_the_package(
-    start: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It is greedy: the scripted engine begins at the start of its text."""
-    folder = write_small_tokenizer(tmp_path / EMBEDDED)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("a\nb\n"))
-    with start(SCRIPT_TOKENIZER=str(folder)) as server:
-        assert main(["chat", "--base-url", server.url, "--max-tokens", "9"]) == 0
-    out, err = capsys.readouterr()
-    assert out == f"{TEXT[:9]}\n" * 2
-    assert "This model completes Python code, greedily. It is no chat model" in err
 
 
 def test_top(scripted: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,11 +150,10 @@ def test_ctrl_c_ends_top(scripted: ServerProcess) -> None:
         assert b"Traceback" not in top.shown
 
 
-@pytest.mark.parametrize("environment", PLAIN)
-def test_a_plain_top(environment: dict[str, str], scripted: ServerProcess) -> None:
+def test_a_plain_top(scripted: ServerProcess) -> None:
     """Frames follow one another."""
     options = ["--base-url", scripted.url, "--interval", "0.1"]
-    with Terminal(["top", *options], environment=environment) as top:
+    with Terminal(["top", *options], environment={"TERM": "dumb"}) as top:
         for _ in range(3):
             top.see("requests      0 running")
         top.type("q")
@@ -190,13 +181,3 @@ def test_a_server_that_dies_and_comes_back(start: StartServer) -> None:
 def test_no_server(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--base-url", "http://127.0.0.1:9"]) == 1
     assert "`nextn serve` starts a server" in capsys.readouterr().err
-
-
-def test_what_a_server_does_not_need() -> None:
-    program = (
-        "import sys, importlib, nextn.server.launch, nextn.llm\n"
-        "from nextn.cli import COMMANDS\n"
-        "for module in COMMANDS.values(): importlib.import_module(module)\n"
-        "assert not {'rich', 'prompt_toolkit'} & set(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

@@ -9,8 +9,8 @@ Its settings are environment variables, because the engine has its own process:
                      (default: the depth is fixed)
     SCRIPT_TOKENIZER folder of the tokenizer
     SCRIPT_LOAD      seconds the engine takes to be built (default 0)
-    SCRIPT_FAIL      "load": the engine cannot be built; "load-if <path>": the same while the file exists;
-                     "step": a step raises for a prompt of 13 tokens
+    SCRIPT_FAIL      "load": the engine cannot be built; "load-if <path>": the same while the file exists.
+                     With any value a step raises for a prompt of 13 tokens
 
 As a program it is `nextn serve` with this engine: python scripted_engine.py --port 0 …
 """
@@ -101,7 +101,7 @@ class ScriptedEngine:
         return outputs
 
     def _advance(self, request: Request) -> Output:
-        if self.fail == "step" and request.num_prompt == 13:
+        if self.fail and request.num_prompt == 13:
             raise RuntimeError("a step went wrong")
         params = request.params
         begin = (params.seed + params.stream if params.temperature else 0) + request.num_output

@@ -117,6 +117,19 @@ class ServerProcess:
         self.kill()
 
 
+def scripted_python(folder: Path, *options: str) -> str:
+    """The path of a Python, in `folder`, that runs the scripted engine in place of `-m nextn serve`, with
+    these options and those that are given. For commands that start servers with `sys.executable`."""
+    path = folder / "scripted-python"
+    words = " ".join(options)
+    path.write_text(
+        f'#!/bin/sh\n[ "$1" = -m ] && shift 3 && exec {sys.executable} {SCRIPTED} {words} "$@"\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
 def until(true: object, seconds: float = 30) -> None:
     """Waits for a condition. Raises AssertionError if it is not true within `seconds`."""
     assert callable(true)
