@@ -1,10 +1,10 @@
-"""`nextn bench serve` on a real server: its own, and one that runs; what it says is what the server did."""
+"""`nextn bench serve` on a real server of its own, and on the scripted one, which runs; what it says is what
+the server did."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,14 +42,10 @@ def bench(capsys: pytest.CaptureFixture[str]) -> Bench:
     return run
 
 
-def test_a_server_of_its_own(model: str, tmp_path: Path) -> None:
+def test_a_server_of_its_own(model: str, bench: Bench, tmp_path: Path) -> None:
     file = tmp_path / "out.jsonl"
-    command = [
-        sys.executable, "-m", "nextn", *BENCH, "--model-path", model, "--num-prompts", "6",
-        "--output-len", "8", "--max-concurrency", "3", "--output-file", str(file), "--", *OPTIONS,
-        "--speculative-num-steps", "2",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    load = ["--num-prompts", "6", "--output-len", "8", "--max-concurrency", "3", "--output-file", str(file)]
+    done = bench("--model-path", model, *load, "--", *OPTIONS, "--speculative-num-steps", "2")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "============ Serving Benchmark Result ============"
@@ -64,43 +60,41 @@ def test_a_server_of_its_own(model: str, tmp_path: Path) -> None:
     assert record["mean_ttft_ms"] < record["mean_e2e_latency_ms"] < record["duration"] * 1000
 
 
-def test_a_server_that_runs(model: str, bench: Bench, tmp_path: Path) -> None:
-    file = tmp_path / "out.jsonl"
-    command = ["-m", "nextn", "serve", "--model-path", model, "--port", "0", *OPTIONS]
-    with ServerProcess([*command, "--speculative-num-steps", "0", "--max-queued-requests", "1"]) as server:
-        common = ["--base-url", server.url + "/v1", "--output-file", str(file), "--num-prompts", "4"]
-        random = ["--dataset-name", "random", "--random-input-len", "30", "--random-output-len", "6"]
-        before = server.metrics()
-        done = bench(*common, *random, "--random-range-ratio", "1")
-        assert done.returncode == 0, done.stderr
-        after = server.metrics()
-        record = json.loads(file.read_text().splitlines()[-1])
-        # The tokenizer is the one that the server names; a prompt of ids is exactly so long.
-        assert (record["total_input_tokens"], record["total_output_tokens"]) == (120, 24)
-        served = {name: after[name] - before[name] for name in after if name.endswith("_tokens_total")}
-        assert served["nextn:prompt_tokens_total"] == 150  # and the warm-up's
-        assert served["nextn:generation_tokens_total"] == 30
-        assert record["accept_length"] is None  # nothing was drafted
-        assert "Accept length" not in done.stdout
+def test_a_server_that_runs(scripted: ServerProcess, bench: Bench, tmp_path: Path) -> None:
+    file, server = tmp_path / "out.jsonl", scripted
+    common = ["--base-url", server.url + "/v1", "--output-file", str(file), "--num-prompts", "4"]
+    random = ["--dataset-name", "random", "--random-input-len", "30", "--random-output-len", "6"]
+    before = server.metrics()
+    done = bench(*common, *random, "--random-range-ratio", "1")
+    assert done.returncode == 0, done.stderr
+    after = server.metrics()
+    record = json.loads(file.read_text().splitlines()[-1])
+    # The tokenizer is the one that the server names; a prompt of ids is exactly so long.
+    assert (record["total_input_tokens"], record["total_output_tokens"]) == (120, 24)
+    served = {name: after[name] - before[name] for name in after if name.endswith("_tokens_total")}
+    assert served["nextn:prompt_tokens_total"] == 150  # and the warm-up's
+    assert served["nextn:generation_tokens_total"] == 30
+    assert record["accept_length"] == 3.0  # three tokens a step
+    assert "Accept length" in done.stdout
 
-        chat = bench(*common, *random, "--backend", "sglang-oai-chat", "--random-range-ratio", "1")
-        assert chat.returncode == 0, chat.stderr
-        assert json.loads(file.read_text().splitlines()[-1])["total_output_tokens"] == 24
+    chat = bench(*common, *random, "--backend", "sglang-oai-chat", "--random-range-ratio", "1")
+    assert chat.returncode == 0, chat.stderr
+    assert json.loads(file.read_text().splitlines()[-1])["total_output_tokens"] == 24
 
-        native = bench(*common, *random, "--backend", "sglang", "--random-range-ratio", "1")
-        assert native.returncode == 0, native.stderr
-        record = json.loads(file.read_text().splitlines()[-1])
-        assert (record["total_input_tokens"], record["total_output_tokens"]) == (120, 24)
+    native = bench(*common, *random, "--backend", "sglang", "--random-range-ratio", "1")
+    assert native.returncode == 0, native.stderr
+    record = json.loads(file.read_text().splitlines()[-1])
+    assert (record["total_input_tokens"], record["total_output_tokens"]) == (120, 24)
 
-        too_long = bench(*common, "--output-len", "4090", "--warmup-requests", "0")
-        assert too_long.returncode == 1
-        assert "  HTTP 400:                              4         \n" in too_long.stdout
-        assert "HTTP 400, the first: the server answered with an error (400)" in too_long.stderr
-        assert json.loads(file.read_text().splitlines()[-1])["errors_by_kind"] == {"HTTP 400": 4}
+    too_long = bench(*common, "--output-len", "1020", "--warmup-requests", "0")
+    assert too_long.returncode == 1
+    assert "  HTTP 400:                              4         \n" in too_long.stdout
+    assert "HTTP 400, the first: the server answered with an error (400)" in too_long.stderr
+    assert json.loads(file.read_text().splitlines()[-1])["errors_by_kind"] == {"HTTP 400": 4}
 
 
-def test_a_server_that_does_not_come_up(bench: Bench, tmp_path: Path) -> None:
-    done = bench("--model-path", str(tmp_path / "no-model"))
+def test_a_server_that_does_not_come_up(model: str, bench: Bench) -> None:
+    done = bench("--model-path", model, "--", "--pipeline-parallel-size", "8")
     assert done.returncode != 0
-    assert "no-model" in done.stderr
+    assert "--pipeline-parallel-size 8 is not supported" in done.stderr
     assert done.stdout == ""

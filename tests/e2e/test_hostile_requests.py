@@ -32,6 +32,7 @@ MODES: dict[str, tuple[str, ...]] = {
     "tree": ("typical",), "both": (),
 }  # fmt: skip
 TINY = (1e-39, 1e-45, 5e-324)
+LENGTH = 10  # of requests beside one whose logits are not finite, in tokens
 SCHEMA = json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
 CHOICE = Constraint("choice", json.dumps(["yes", "no way"]))
 HOSTILE: dict[str, SamplingParams] = {
@@ -41,6 +42,15 @@ HOSTILE: dict[str, SamplingParams] = {
     "schema": SamplingParams(constraint=Constraint("json_schema", SCHEMA), min_tokens=12),
     "all stop": SamplingParams(stop_token_ids=tuple(range(64)), min_tokens=9, top_k=2**31, top_p=1e-30),
 }  # fmt: skip
+
+ON_KERNELS = (
+    "1e-39 at 1",
+    "1e-45 at 0",
+    "1e-45 at 1",
+    "5e-324 at 0",
+    "min_tokens beyond the choice",
+    "sampled",
+)
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +66,11 @@ def make(**options: Any) -> Engine:
 
 
 def texts(engine: Engine, verify: str | None = None) -> dict[str, tuple[list[int], str | None]]:
-    """Of the hostile requests and of two others among them."""
+    """Of the hostile requests and of two others among them. On plain torch, which is slow, of fewer."""
     grammars = GrammarCompiler(engine.config, engine.vocab_size, engine.eos_token_ids)
     jobs = {**HOSTILE, "greedy": SamplingParams(temperature=0), "sampled": SamplingParams(top_p=0.9)}
+    if engine.config.kernel_backend == "reference":
+        jobs = {rid: params for rid, params in jobs.items() if rid not in ON_KERNELS}
     found: dict[str, tuple[list[int], str | None]] = {}
     for i, (rid, params) in enumerate(jobs.items()):
         params = params.replace(max_tokens=24, seed=i, speculative=SpeculativeParams(verify=verify))
@@ -96,7 +108,7 @@ def plain(backend: str) -> dict[str, tuple[list[int], str | None]]:
     found = texts(make(speculative_num_steps=0, kernel_backend=backend))
     tokenizer = Tokenizer.from_file(str(model_folder(EMBEDDED) / "tokenizer.json"))
     text = {rid: tokenizer.decode(found[rid][0]) for rid in found}
-    for rid in ("min_tokens beyond the choice", "no way to end"):
+    for rid in {"min_tokens beyond the choice", "no way to end"} & found.keys():
         assert text[rid] in ("yes", "no way")
         assert found[rid][1] == "stop"
     return found
@@ -111,7 +123,7 @@ def test_hostile_requests(
 ) -> None:
     options = {**SHAPES[shape], "kernel_backend": backend}
     assert texts(make(**options)) == plain
-    if backend != "reference" and shape != "auto":
+    if backend != "reference" and shape == "chain":  # with trees: the server below
         assert texts(make(speculative_token_map=str(token_map), **options)) == plain
     for mode in modes:
         found = texts(make(**options), mode)
@@ -151,7 +163,7 @@ def test_logits_that_are_not_finite_end_their_request(shape: str, backend: str) 
         for turn in range(2):
             for i, first in enumerate((20, BROKEN, 21)):
                 rid = f"{turn} {first}"
-                params = SamplingParams(max_tokens=20, seed=i, temperature=i * 0.5, ignore_eos=True)
+                params = SamplingParams(max_tokens=LENGTH, seed=i, temperature=i * 0.5, ignore_eos=True)
                 engine.add(Request(rid, [first, 300, 301 + i], params))
                 found[rid] = ([], None, None)
             while engine.has_work():
@@ -162,8 +174,8 @@ def test_logits_that_are_not_finite_end_their_request(shape: str, backend: str) 
             engine._executor.pool.data[:, engine._executor.pool.page_size :] = torch.nan
         for turn in range(2):
             assert found[f"{turn} {BROKEN}"][1:] == ("error", "logits_not_finite")
-            assert WHOLE <= len(found[f"{turn} {BROKEN}"][0]) <= WHOLE + 9
-            assert all(len(found[f"{turn} {first}"][0]) == 20 for first in (20, 21))
+            assert WHOLE <= len(found[f"{turn} {BROKEN}"][0]) < LENGTH
+            assert all(len(found[f"{turn} {first}"][0]) == LENGTH for first in (20, 21))
         others = {rid: f for rid, f in found.items() if str(BROKEN) not in rid.split()}
         assert others == (wanted or others)
         wanted = others

@@ -14,7 +14,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOK = EXAMPLES / "mtp_tutorial.ipynb"
-SMALL = {"TUTORIAL_CONCURRENCIES": "4", "TUTORIAL_NUM_PROMPTS": "4", "TUTORIAL_OUTPUT_LEN": "16"}
+SMALL = {"TUTORIAL_CONCURRENCIES": "4", "TUTORIAL_NUM_PROMPTS": "4", "TUTORIAL_OUTPUT_LEN": "8"}
 
 
 def outputs(notebook: dict[str, Any]) -> list[dict[str, Any]]:

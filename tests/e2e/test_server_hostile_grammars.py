@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,36 +80,25 @@ def test_memory_stays(server: ServerProcess) -> None:
     check_honest(server)
     engine = server.engine_pid()
     before = resident(engine)
-    for i in range(3):
+    for i in range(2):
         error(ask(server, regex=f"((x{{100}}){{100}}){{{100 + i}}}"))
     assert resident(engine) - before < 40 * MIB
     assert server.engine_pid() == engine
 
 
-def test_time(server: ServerProcess) -> None:
-    assert error(ask(server, ebnf=FOR_EVER)) == (
-        "ebnf: it takes more than 2 s to compile (--grammar-compile-timeout)"
-    )
-
-
 def test_many_of_one_connection_leave_room_for_another(server: ServerProcess) -> None:
-    """Three times as many as are compiled at once, none of which ends by itself."""
-    many = [{"max_new_tokens": 4, "ebnf": FOR_EVER + " " * i} for i in range(6)]
-    over = threading.Event()
+    """More than are compiled at once, none of which ends by itself."""
+    many = [{"max_new_tokens": 4, "ebnf": FOR_EVER + " " * i} for i in range(3)]
+    body, shown = {"text": ["x"] * len(many), "sampling_params": many}, []
 
     def attack() -> None:
-        error(
-            httpx.post(
-                server.url + "/generate", json={"text": ["x"] * 6, "sampling_params": many}, timeout=60
-            )
-        )
-        over.set()
+        shown.append(error(httpx.post(server.url + "/generate", json=body, timeout=60)))
 
     (attacker,) = in_background(attack)
     for digit in "123":
         check_honest(server, f"{digit}[a-z]{{3}}")
     attacker.join(60)
-    assert over.is_set()
+    assert shown == ["ebnf: it takes more than 2 s to compile (--grammar-compile-timeout)"]
 
 
 def test_the_work_for_a_client_that_left_ends(patient: ServerProcess) -> None:

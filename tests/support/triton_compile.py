@@ -108,8 +108,8 @@ class _Device:
         return torch.device("meta")
 
 
-def compiled(capability: int, calls: Callable[[], Calls]) -> Iterator[Compiled]:
-    """Every kernel that the ops launch, once each."""
+def compiled(capability: int, calls: Callable[[], Calls], only: set[str]) -> Iterator[Compiled]:
+    """Every kernel that the ops launch, once each. only: names of kernels; empty for all."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -118,7 +118,8 @@ def compiled(capability: int, calls: Callable[[], Calls]) -> Iterator[Compiled]:
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        launched.append((self.fn.__name__, run(self, *args, grid=grid, warmup=True, **kwargs)))
+        if not only or self.fn.__name__ in only:
+            launched.append((self.fn.__name__, run(self, *args, grid=grid, warmup=True, **kwargs)))
 
     JITFunction.run = compile_only
     room, attention_kernels.shared_memory = attention_kernels.shared_memory, lambda _: SHARED[capability]
@@ -293,8 +294,10 @@ def feed_forward(s: Sizes, x: Tensor) -> None:
     OPS.add_norm(stream, (shared, Mixture(results, weights)), norm, 1e-6)
 
 
-def main(capability: int, dtypes: list[str], models: list[str], given: list[list[int]]) -> None:
-    """given: counts of rows, of each dtype or of all."""
+def main(
+    capability: int, dtypes: list[str], models: list[str], given: list[list[int]], only: set[str]
+) -> None:
+    """given: counts of rows, of each dtype or of all. only: names of kernels; empty for all."""
     chosen = {name: MODELS[name] for name in models}
     for dtype, counts in zip(dtypes, given * (len(dtypes) // len(given)), strict=True):
         if dtype == "fp8":
@@ -303,11 +306,12 @@ def main(capability: int, dtypes: list[str], models: list[str], given: list[list
             calls = partial(step_numbers, counts)
         else:
             calls = partial(all_ops, getattr(torch, dtype), chosen, counts)
-        for one in compiled(capability, calls):
+        for one in compiled(capability, calls, only):
             print(json.dumps({"dtype": dtype, **dataclasses.asdict(one)}), flush=True)
 
 
 if __name__ == "__main__":
     args = [*sys.argv[1:], *["90", "bfloat16,float32", "v3,1b,tiny", "1,32,300"][len(sys.argv) - 1 :]]
     of_each = [[int(n) for n in counts.split(",")] for counts in args[3].split(";")]
-    main(int(args[0]), args[1].split(","), args[2].split(","), of_each)
+    names = set(args[4].split(",")) if args[4:] else set()
+    main(int(args[0]), args[1].split(","), args[2].split(","), of_each, names)

@@ -1,11 +1,11 @@
 """Runs the commands of a page of the docs, as a reader does in two terminals.
 
 `<!-- run -->` before a code block marks it; it is invisible on the page. In a `console` block, lines after `$
-` are commands, and lines after `> ` are typed into the command before. `nextn serve` runs until the next one
-or the end of the page, as in its own terminal. A `python` block continues the ones before it. `<!-- serve:
-OPTIONS -->` starts a server that the page assumes.
+` are commands, and lines after `> ` are typed into the command before. `nextn serve` runs, as in its own
+terminal, until the next one with other options, which may be on another page. A `python` block continues the
+ones before it. `<!-- serve: OPTIONS -->` starts a server that the page assumes.
 
-Two things differ from the page: the port, so that pages can run in parallel, and `nextn`, which belongs to
+Two things differ from the page: the port, so that tests can run in parallel, and `nextn`, which belongs to
 the Python that runs the tests.
 """
 
@@ -129,13 +129,34 @@ class Terminal:
         self.process.communicate()
 
 
-class Walkthrough:
-    """The terminals and the server of one page."""
+class OneServer:
+    """The server of the pages, one at a time. A command that is entered again finds it running."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         self.port = str(free_port("127.0.0.1"))
-        self.stack = ExitStack()
+        self.words: list[str] = []
         self.server: ServerProcess | None = None
+
+    def start(self, words: list[str]) -> ServerProcess:
+        """Returns when it is ready."""
+        if self.server is None or words != self.words:
+            self.end()
+            port = [] if "--port" in words else ["--port", self.port]
+            self.server, self.words = ServerProcess(["-m", "nextn", *words, *port]).wait_ready(), words
+        return self.server
+
+    def end(self) -> None:
+        if self.server is not None:
+            self.server.kill()
+            self.server = None
+
+
+class Walkthrough:
+    """The terminals of one page."""
+
+    def __init__(self, folder: Path, server: OneServer) -> None:
+        self.server, self.port = server, server.port
+        self.stack = ExitStack()
         environment = {"PORT": self.port, "PYTHON": sys.executable}
         self.folder, self.environment = folder, environment
         self.terminals: dict[str, Terminal] = {}
@@ -151,13 +172,8 @@ class Walkthrough:
 
     def serve(self, command: str) -> Ran:
         """Starts a server. Returns its output when it is ready."""
-        if self.server is not None:
-            self.server.kill()
-        words = command.replace("\\\n", " ").split()[1:]
-        port = [] if "--port" in words else ["--port", self.port]
-        self.server = ServerProcess(["-m", "nextn", *words, *port]).wait_ready()
-        self.stack.callback(self.server.kill)
-        return Ran(0, "\n".join(self.server.stdout) + "\n")
+        server = self.server.start(command.replace("\\\n", " ").split()[1:])
+        return Ran(0, "\n".join(server.stdout) + "\n")
 
     def terminal(self, kind: str) -> Terminal:
         if kind not in self.terminals:
