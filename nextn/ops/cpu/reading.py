@@ -4,7 +4,8 @@ A step reads each weight of the target once. Weights that are larger than the la
 data from it in every step: the drafter's weights, which are read once per draft, activations, and what Python
 uses between two native calls. With a non-temporal prefetch, a cache line goes to the first-level cache only.
 nextn uses it if the weights are larger than the last-level cache, and if it does not make reading itself
-slower. That is measured once per machine, level and build, in about 30 ms, and saved.
+slower. That is measured once per machine, level and build, in about 30 ms, and saved. Only products that read
+a panel once use it: those of one row, or of up to 6 with AVX-512.
 """
 
 from __future__ import annotations
