@@ -119,7 +119,7 @@ def test_a_limit_while_the_text_is_written(server: ServerProcess, speculative: A
         "prompt": "x", "regex": "((.{1,60}a){1,60}b)*c", "max_tokens": 1000, "seed": 1, "temperature": 1,
         "speculative": speculative, "logit_bias": {"1": -100},
     }  # fmt: skip
-    limit = "llguidance came to a limit: lexer error: too many"
+    limit = "llguidance reached a limit: lexer error: too many"
     assert limit in error(httpx.post(server.url + "/v1/completions", json=body, timeout=60))
     streamed = httpx.post(server.url + "/v1/completions", json={**body, "stream": True}, timeout=60)
     chunks = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]

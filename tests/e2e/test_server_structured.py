@@ -138,7 +138,7 @@ def test_the_schema_holds_for_what_follows_the_reasoning(reasoner: ServerProcess
         ({"json_schema": {"type": "nothing"}}, "json_schema: "),
         ({"json_schema": {"type": "string", "not": {}}}, "json_schema: "),
         ({"ebnf": 'root ::= "a'}, "ebnf: "),
-        ({"regex": "[^\\s\\S]"}, "regex: no text matches it"),
+        ({"regex": "[^\\s\\S]"}, "regex: it matches no text"),
         ({"regex": "a", "guided_json": {}}, "regex and guided_json are given"),
     ],
     ids=str,

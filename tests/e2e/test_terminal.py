@@ -168,7 +168,7 @@ def test_a_server_that_dies_and_comes_back(start: StartServer) -> None:
         with Terminal(["top", "--base-url", server.url, "--interval", "0.1"]) as top:
             top.see("over the last")
             server.kill()
-            top.see("no answer, these numbers are old")
+            top.see("no answer; these numbers are old")
             top.see("requests")
             with start("--port", port):
                 top.see("since it was started")
