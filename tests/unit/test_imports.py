@@ -75,7 +75,9 @@ BELOW = {
         "tokenizer",
     },
     "bench": {"machine", "tokenizer", "engine", "ops.cpu"},
-    "bench.dev": {"bench", "tokenizer", "engine", "families", "distributed", "models", "layers", "ops"},
+    "bench.dev": {
+        "bench", "machine", "tokenizer", "engine", "families", "distributed", "models", "layers", "ops",
+    },
     "eval": {"bench", "tokenizer"},
     "terminal": {"bench"},
     "utils": {"bench"},

@@ -118,7 +118,11 @@ DIFFERENT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"speculative_num_steps": 1},
         {"speculative_num_steps": 2},
     ),
-    "dtype": ("dtype is float32 here and bfloat16 there", {"dtype": "float32"}, {"dtype": "bfloat16"}),
+    "dtype": (
+        "dtype is float32 on the decode server and bfloat16 on the prefill server",
+        {"dtype": "float32"},
+        {"dtype": "bfloat16"},
+    ),
     "model": ("model is", {}, {}),
     "quantization": (
         "weights is",

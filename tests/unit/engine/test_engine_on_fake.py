@@ -236,9 +236,9 @@ def test_own_params_before_defaults():
 def test_ngrams_have_no_probabilities_to_weigh(algorithm):
     engine = make(speculative_algorithm=algorithm, speculative_num_steps=2)
     for verify in ("rejection", "block"):
-        with pytest.raises(ValueError, match=f"{verify}.*{re.escape(algorithm)} drafts"):
+        with pytest.raises(ValueError, match=f"{verify}.*{re.escape(algorithm)} has none"):
             alone(engine, verify=verify)
-        with pytest.raises(ValueError, match=f"{verify}.*{re.escape(algorithm)} drafts"):
+        with pytest.raises(ValueError, match=f"{verify}.*{re.escape(algorithm)} has none"):
             engine.set_speculative_defaults(SpeculativeParams(verify=verify))
     assert alone(engine, verify="typical")[0] == alone(engine)[0]
 

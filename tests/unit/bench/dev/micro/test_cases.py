@@ -55,7 +55,7 @@ def test_the_arena() -> None:
     assert all(t.isfinite().all() and 0 < t.abs().max() < 1 for t in flat)
     assert len(sets) == 10_000 // 128
     assert len(Arena(1 << 20).sets(torch.bfloat16, (4,))) == MOST
-    with pytest.raises(ValueError, match="no room for"):
+    with pytest.raises(ValueError, match="are too few for"):
         arena.sets(torch.float32, (100, 100))
 
 
