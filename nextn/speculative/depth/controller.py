@@ -21,7 +21,7 @@ from nextn.speculative.work import StepWork
 # Share of the time for trials (2 s of it in advance); and the least gain that changes the decision.
 MARGIN = 0.01
 TRIAL_SECONDS, TRIAL_STEPS = 0.01, (4, 16)  # per trial; half of it first, uncounted, to warm caches
-PLAN_SECONDS, SPREAD_SECONDS = 0.2, 3.0  # between plans (0.3 ms each); average over bursts of prompts
+PLAN_SECONDS, SPREAD_SECONDS = 0.2, 3.0  # between plans (0.3 to 2 ms each); average over bursts of prompts
 TRIALS = 3  # at least, for each batch size: one may have been disturbed
 UNKNOWN = 0.5  # initial standard deviation of a factor: costs may be off by a factor of two
 RECHECK = 0.002  # share of time for trials that look needless: other load on the machine may begin or end
