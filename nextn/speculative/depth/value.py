@@ -78,8 +78,7 @@ class DraftValue:
         shares = self._made / self._made.sum()
         mean_rate = float(shares @ rates)
         holds = np.cumprod(rates[np.searchsorted(np.cumsum(shares)[:-1], self._draws)], axis=1)
-        found: list[Setting] = []
-        rate, drafts = n / base, 1.0
+        found, rate, drafts = list[Setting](), n / base, 1.0
         for num_steps in (self.num_steps,) * 4 if self.ends else range(1, self.num_steps + 1):
             row = cost.verify(n + n * drafts, n) / n
             price = rate / max(0.3, 1.0 - rate * cost.pass_row)  # each accepted token costs the drafter a row
@@ -91,15 +90,16 @@ class DraftValue:
             extra = _extra(n, cost, drafts, tokens, made.mean(0)[1:].tolist())
             cutoff = cutoff._replace(num_steps=max(1, round(float(made.mean(0).sum()))))
             found.append(Setting(num_steps, cutoff, tokens, extra))
-            rate = max(n / base, n * tokens / (base + extra))
+            before, rate = rate, max(n / base, n * tokens / (base + extra))
+            if self.ends and rate == before:
+                break
         return found
 
 
 def _through(cutoff: Cutoff, holds: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     """holds [S, depth]: probability that all guesses of a chain up to a depth hold. Returns which guesses are
     kept, and which are made, if n chains share a pass."""
-    kept, made = np.zeros(holds.shape, bool), np.zeros(holds.shape, bool)
-    going = np.ones(len(holds), bool)
+    kept, made, going = np.zeros(holds.shape, bool), np.zeros(holds.shape, bool), np.ones(len(holds), bool)
     for depth, hold in enumerate(holds.T):
         made[:, depth] = going
         kept[:, depth] = going & (hold >= cutoff.row_cost)
