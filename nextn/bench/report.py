@@ -38,17 +38,16 @@ def heading(results: Results) -> list[str]:
 def notes(results: Results) -> list[str]:
     """Lines that name the loads at which automatic depth made no drafts, and why."""
     return [
-        f"automatic depth at concurrency {p.concurrency}: {drafting_words(p.auto)}"
+        f"automatic depth at concurrency {p.concurrency}: {drafting_words(auto)}"
         for p in results.points
-        if p.auto is not None and not p.auto.drafting
+        if (auto := p.no_drafts) is not None
     ]
 
 
 def title(points: Sequence[Point]) -> str:
     """The title, with the best ratio over the loads that had drafts. The ratio of a load without drafts is
     not due to MTP."""
-    drafting = [p.ratio for p in points if p.auto is None or p.auto.drafting]
-    best = max(drafting, default=1.0)
+    best = max((p.ratio for p in points if p.no_drafts is None), default=1.0)
     return f"The same text, up to {best:.2f} times as fast" if best >= 1.005 else "The same text"
 
 
@@ -128,8 +127,8 @@ def page_row(point: Point) -> PageRow:
         )
     ]
     spec, none = point.spec, ""
-    if point.auto is not None and not point.auto.drafting:
-        none = f"none: drafts would make {point.auto.gain:.2f}x"
+    if (auto := point.no_drafts) is not None:
+        none = f"none: drafts would make {auto.gain:.2f}x"
     cells = [
         ("requests at once", f"{point.concurrency}"),
         *sides,

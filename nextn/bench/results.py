@@ -60,6 +60,11 @@ class Point:
         """Output tokens/s with MTP over those without."""
         return self.with_mtp.output_throughput / self.without.output_throughput
 
+    @property
+    def no_drafts(self) -> DraftingState | None:
+        """`auto` if automatic depth made no drafts at this load; None if there were drafts."""
+        return None if self.auto is None or self.auto.drafting else self.auto
+
 
 @dataclass(frozen=True)
 class Results:

@@ -66,8 +66,8 @@ def colour_of(ratio: float) -> str:
 def accepted(point: Point, ascii_only: bool) -> Text:
     """A bar and the accepted share for each of the first depths. If automatic depth made no drafts: the gain
     that drafts would have."""
-    if point.auto is not None and not point.auto.drafting:
-        return Text(f"none: would be {point.auto.gain:.2f}x", "yellow")
+    if (auto := point.no_drafts) is not None:
+        return Text(f"none: would be {auto.gain:.2f}x", "yellow")
     rates = list(zip(point.spec.accept_rates, DEPTH_COLOURS, strict=False))
     bars = [(BARS[round(rate * (len(BARS) - 1))], colour) for rate, colour in rates if not ascii_only]
     shares = [(f" {rate:.0%}", colour) for rate, colour in rates]
@@ -95,7 +95,7 @@ def verdict(results: Results) -> Iterator[str]:
 def slower(point: Point) -> str:
     """Says why a load had fewer tokens/s with MTP."""
     before, after = point.without, point.with_mtp
-    if point.auto is not None and not point.auto.drafting:
+    if point.no_drafts is not None:
         return "both servers decode without drafts at this load, except in trials"
     if after.mean_tpot_ms < before.mean_tpot_ms:
         tpot = f"TPOT {before.mean_tpot_ms:.1f} -> {after.mean_tpot_ms:.1f} ms"

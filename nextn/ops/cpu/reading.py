@@ -16,18 +16,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from nextn.config import usable_cores
 from nextn.machine import data_caches
-from nextn.ops.cpu.library import library
-from nextn.ops.cpu.trials import TrialFile, least_seconds
-from nextn.ops.cpu.weights import Arena, PackedWeight
+from nextn.ops.cpu.interface import BF16
+from nextn.ops.cpu.trials import TrialFile, least_seconds, trial_products
 
 log = logging.getLogger("nextn.engine")
 
 SLOWER = 1.02  # a non-temporal prefetch is used if the time of reading grows by less than this factor
-SHAPE = (1024, 1024)  # outputs and inputs of a weight in the trial
 MOST = 96 << 20  # bytes of the trial's weights
 
 
@@ -78,20 +73,12 @@ def _saved(results: Mapping[str, Any]) -> tuple[float, float] | None:
 def measure_reading(level: str, cache: int) -> tuple[float, float]:
     """Seconds in which one row meets weights of twice the size of the cache, at most MOST bytes: without and
     with non-temporal prefetch."""
-    kernels, (n_out, n_in), arena = library(level), SHAPE, Arena()
-    weights = [PackedWeight(n_out, n_in, arena=arena)]
-    while sum(w.bytes for w in weights) < min(2 * cache, MOST):
-        weights.append(PackedWeight(n_out, n_in, arena=arena))
-    x, y = torch.ones(1, n_in, dtype=torch.bfloat16), torch.empty(1, n_out)
-    pool = kernels.nx_pool_new(usable_cores())
+    with trial_products(level, BF16, min(2 * cache, MOST), 1) as (weights, multiply):
 
-    def read(past: int) -> None:
-        for weight in weights:
-            weight.struct.non_temporal = past
-            kernels.nx_linear(pool, x.data_ptr(), 1, weight.struct, y.data_ptr())
+        def read(past: int) -> None:
+            for weight in weights:
+                weight.struct.non_temporal = past
+            multiply(1, weights)
 
-    try:
         found = least_seconds((0, 1), read)
-    finally:
-        kernels.nx_pool_free(pool)
     return found[0], found[1]

@@ -1,4 +1,4 @@
-"""Trials of the native kernels: timing, and the file in which results are saved for later starts.
+"""Trials of the native kernels: their products, timing, and the file in which results are saved for later.
 
 There is one file for each chip, number of cores, level and build:
 
@@ -18,13 +18,19 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nextn.config import usable_cores
 from nextn.machine import cpu_model
-from nextn.ops.cpu.library import build_of
+from nextn.ops.cpu import coded
+from nextn.ops.cpu.interface import E4M3, F32
+from nextn.ops.cpu.library import build_of, library
+from nextn.ops.cpu.weights import Arena, PackedWeight
 from nextn.user_cache import user_cache
 from nextn.whole_file import write_whole
 
 SECONDS = 0.01  # duration of a trial
+SHAPE = (1024, 1024)  # outputs and inputs of a trial's weights
 
 
 def least_seconds(options: Sequence[int], once: Callable[[int], None]) -> dict[int, float]:
@@ -38,6 +44,31 @@ def least_seconds(options: Sequence[int], once: Callable[[int], None]) -> dict[i
             once(option)
             best[option] = min(best[option], time.perf_counter() - start)
     return best
+
+
+@contextlib.contextmanager
+def trial_products(
+    level: str, kind: int, size: int, most: int
+) -> Iterator[tuple[list[PackedWeight], Callable[[int, Sequence[PackedWeight]], None]]]:
+    """Yields weights of this kind, at least `size` bytes in all, and a function that multiplies a number of
+    rows, `most` at most, with some of them, on all cores."""
+    kernels, (n_out, n_in) = library(level), SHAPE
+    arena, block = Arena(), 128 if kind == E4M3 else coded.BLOCKS.get(kind, 0)
+    weights = [PackedWeight(n_out, n_in, kind, block=block, arena=arena)]
+    while sum(w.bytes for w in weights) < size:
+        weights.append(PackedWeight(n_out, n_in, kind, block=block, arena=arena))
+    x = torch.ones(most, n_in, dtype=torch.float32 if kind == F32 else torch.bfloat16)
+    y = torch.empty(most, n_out)
+    pool = kernels.nx_pool_new(usable_cores())
+
+    def multiply(rows: int, some: Sequence[PackedWeight]) -> None:
+        for weight in some:
+            kernels.nx_linear(pool, x.data_ptr(), rows, weight.struct, y.data_ptr())
+
+    try:
+        yield weights, multiply
+    finally:
+        kernels.nx_pool_free(pool)
 
 
 class TrialFile:

@@ -18,20 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from nextn.config import usable_cores
-from nextn.ops.cpu import coded
-from nextn.ops.cpu.interface import BY_BYTES, E4M3, F32, KINDS, WAYS
+from nextn.ops.cpu.interface import BY_BYTES, KINDS, WAYS
 from nextn.ops.cpu.library import library
-from nextn.ops.cpu.trials import TrialFile, least_seconds
-from nextn.ops.cpu.weights import Arena, PackedWeight
+from nextn.ops.cpu.trials import TrialFile, least_seconds, trial_products
+from nextn.ops.cpu.weights import PackedWeight
 
 log = logging.getLogger("nextn.engine")
 
 ROWS = (1, 4, 16, 64, 256)
 GAIN = 0.95
-SHAPE = (1024, 1024)  # outputs and inputs of a trial's weights
 TRIAL_BYTES = 24 << 20  # of weights that products with few rows read in turn, as a step reads a model
 COMPUTE_BOUND_ROWS = 16  # rows; from here on arithmetic limits the speed, and two weights are enough
 Seconds = Mapping[int, Sequence[float]]  # way -> time of a product with one weight, at each of ROWS
@@ -92,28 +87,18 @@ class Ways:
 
 def measure(level: str, kind: int, ways: Sequence[int]) -> dict[int, list[float]]:
     """way -> seconds of a product with one weight, at each of ROWS. The ways take turns."""
-    kernels, (n_out, n_in) = library(level), SHAPE
-    arena, block = Arena(), 128 if kind == E4M3 else coded.BLOCKS.get(kind, 0)
-    weights = [PackedWeight(n_out, n_in, kind, block=block, arena=arena)]
-    while sum(w.bytes for w in weights) < TRIAL_BYTES:
-        weights.append(PackedWeight(n_out, n_in, kind, block=block, arena=arena))
-    x = torch.ones(max(ROWS), n_in, dtype=torch.float32 if kind == F32 else torch.bfloat16)
-    y = torch.empty(max(ROWS), n_out)
-    pool = kernels.nx_pool_new(usable_cores())
     found: dict[int, list[float]] = {way: [] for way in ways}
+    with trial_products(level, kind, TRIAL_BYTES, max(ROWS)) as (weights, multiply):
 
-    def product(rows: int, some: Sequence[PackedWeight], way: int) -> None:
-        for weight in some:
-            weight.struct.way = way
-            kernels.nx_linear(pool, x.data_ptr(), rows, weight.struct, y.data_ptr())
+        def product(rows: int, some: Sequence[PackedWeight], way: int) -> None:
+            for weight in some:
+                weight.struct.way = way
+            multiply(rows, some)
 
-    try:
         for rows in ROWS:
             some = weights if rows < COMPUTE_BOUND_ROWS else weights[:2]
             for way, least in least_seconds(ways, partial(product, rows, some)).items():
                 found[way].append(least / len(some))
-    finally:
-        kernels.nx_pool_free(pool)
     return found
 
 
