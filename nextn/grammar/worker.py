@@ -47,7 +47,10 @@ def main(control: int, factory: str, options: Mapping[str, Any], limits: Limits)
     for number in (signal.SIGINT, signal.SIGTERM):  # they are meant for the server, which ends this process
         signal.signal(number, signal.SIG_IGN)
     module, _, name = factory.partition(":")
-    attempt: Try = getattr(importlib.import_module(module), name)(options)
+    try:
+        attempt: Try = getattr(importlib.import_module(module), name)(options)
+    except (ValueError, OSError) as e:  # for example a tokenizer that cannot be read
+        sys.exit(f"the grammar worker cannot start: {e}")
     Parent(socket.socket(fileno=control), attempt, limits).run()
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import tokenizers
 from tokenizers import processors
 
+from nextn.config import hub_hint
 from nextn.tokenizer.chat import ChatTemplate
 from nextn.tokenizer.pipeline import flat
 from nextn.tokenizer.spelling import spelling_of
@@ -16,6 +18,13 @@ from nextn.tokenizer.spelling import spelling_of
 CONFIG = "tokenizer_config.json"
 TOKENIZER = "tokenizer.json"
 LARGEST = 500_000_000  # bytes of a file; the largest vocabularies have 40 million
+
+
+def existing(path: str | os.PathLike[str]) -> Path:
+    root = Path(path)
+    if not root.exists():
+        raise ValueError(f"{root}: there is no such folder{hub_hint(str(path))}")
+    return root
 
 
 def read_backend(folder: Path) -> tokenizers.Tokenizer:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import tokenizers
 
-from nextn.config import hub_hint
 from nextn.tokenizer import folder
 from nextn.tokenizer.chat import ChatTemplate, Message
 from nextn.tokenizer.cuts import cut_places, pieces
@@ -47,9 +46,7 @@ class Tokenizer:
     ) -> Tokenizer:
         """Reads a checkpoint's tokenizer. `chat_template`: a Jinja file to use instead of the folder's own.
         Raises ValueError, which names the file or folder that is missing or wrong."""
-        root = Path(path)
-        if not root.exists():
-            raise ValueError(f"{root}: there is no such folder{hub_hint(str(path))}")
+        root = folder.existing(path)
         file = root / folder.CONFIG
         config = folder.read_config(file)
         special_tokens = folder.read_special_tokens(config, file)

@@ -70,10 +70,13 @@ BELOW = {
         "server.protocol", "server.prompts", "server.process", "server.answers", "server.monitoring",
         "tokenizer",
     },
-    "server.launch": {
+    "server.web": {
         "server.protocol", "server.process", "server.answers", "server.monitoring", "server.http",
         "tokenizer",
     },
+    "server.announce": {"server.process"},
+    "server.listen": {"server.process"},
+    "server.launch": {"server.process", "server.web", "server.announce", "server.listen", "tokenizer.folder"},
     "bench": {"machine", "tokenizer", "engine", "ops.cpu"},
     "bench.dev": {
         "bench", "machine", "tokenizer", "engine", "families", "distributed", "models", "layers", "ops",

@@ -87,7 +87,7 @@ def test_the_key_of_a_running_server(command: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_http_process_does_without_torch() -> None:
-    program = "import sys, nextn.server.launch; assert not {'torch', 'numpy'} & set(sys.modules)"
+    program = "import sys, nextn.server.web; assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from nextn.server.launch import announce, merge_startups, startup_lines
+from nextn.server.announce import announce, merge_startups, startup_lines
 from nextn.server.process.messages import Ready
 from nextn.server_config import ServerConfig
 from nextn.stats import EngineStats

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from nextn.server.launch import listen
+from nextn.server.listen import listen
 from nextn.server.process.supervisor import StartupError
 
 

@@ -13,7 +13,8 @@ from support.played_replicas import Played
 from nextn.disaggregation.remote import Remote
 from nextn.request import Output, SamplingParams
 from nextn.server.http.bootstrap import bootstrap_app, own_address, reachable
-from nextn.server.launch import listen, make_engines
+from nextn.server.launch import make_engines
+from nextn.server.listen import listen
 from nextn.server.process.inbox import Update
 from nextn.server.process.messages import NewRequest, StepOutputs
 from nextn.server_config import ServerConfig
