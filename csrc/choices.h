@@ -39,7 +39,7 @@ struct Chooser : Heads {
                  int32_t* tokens) {
         {
             const TileUse use;
-            score(head_input(hidden, nullptr, rows), rows, model.head, vocab);
+            score(head_input(hidden, nullptr, rows), rows, target_head(), vocab);
         }
         exchange_scores(nullptr, whole, vocab, [&](int i, const float* all) {
             put(out + int64_t(i) * vocab, all, vocab);

@@ -20,10 +20,17 @@ struct Heads : Engine {
         return {reinterpret_cast<uint32_t*>(in), c / 2};
     }
 
-    // out [rows, vocab] f32 <- the target's logits.
-    void logits(const float* hidden, const int32_t* index, int rows, int vocab, float* out) {
+    // The target's head. drafts: the drafter runs next, so if it has the same head, this stays in the caches.
+    NxWeight target_head(bool drafts = true) const {
+        NxWeight head = model.head;
+        if (drafts && head.data == model.draft_head.data) head.non_temporal = 0;
+        return head;
+    }
+
+    // out [rows, vocab] f32 <- the target's logits. drafts: see target_head.
+    void logits(const float* hidden, const int32_t* index, int rows, int vocab, float* out, bool drafts = true) {
         const Rows in = head_input(hidden, index, rows);
-        scored(in, rows, model.head, vocab, [&](int i, const float* scores, int first, int n) {
+        scored(in, rows, target_head(drafts), vocab, [&](int i, const float* scores, int first, int n) {
             put(out + int64_t(i) * vocab + first, scores, n);
         });
     }

@@ -115,8 +115,9 @@ struct Stepper : Guesser {
         if (!n) return;
         {
             const TileUse use;
-            if (!ranks) logits(s.hidden, state_rows.data(), n, s.vocab, s.scores);
-            else score(head_input(s.hidden, state_rows.data(), n), n, model.head, s.vocab);
+            const bool drafts = s.max_steps > 0;
+            if (!ranks) logits(s.hidden, state_rows.data(), n, s.vocab, s.scores, drafts);
+            else score(head_input(s.hidden, state_rows.data(), n), n, target_head(drafts), s.vocab);
         }
         if (ranks) choose_on_ranks(0, s.vocab, nullptr, s.vocab);
         else choose_on_one_rank(s.scores, s.vocab);

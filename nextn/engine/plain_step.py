@@ -72,9 +72,11 @@ class PlainSteps:
     def run(self, states: Sequence[RequestState], plan: Plan) -> StepResult | None:
         """Runs the step, or returns None if a request is not plain."""
         behind = self.behind
-        if behind is not None and len(behind) and not plan.keep:
+        waiting = behind is not None and len(behind) > 0
+        if waiting and behind is not None and not plan.keep:
             behind.forget()
-        step = self._step(states, plan)
+            waiting = False
+        step = self._step(states, plan, waiting)
         if step is None:
             return None
         found = self.model.plain_step(step, self.pool)
@@ -87,9 +89,8 @@ class PlainSteps:
         work = StepWork(len(step.tokens), extended, deeper, decoding, drafts, context)
         return StepResult(results, work)
 
-    def _step(self, states: Sequence[RequestState], plan: Plan) -> PlainStep | None:
-        behind = self.behind
-        waiting = behind is not None and len(behind) > 0
+    def _step(self, states: Sequence[RequestState], plan: Plan, waiting: bool) -> PlainStep | None:
+        """waiting: whether hidden states are kept of positions that the draft layer has not seen."""
         self._prepare(states, plan)
         tokens: list[int] = []
         fields: list[int] = []
@@ -126,7 +127,7 @@ class PlainSteps:
             fields += (start, known, drafts, following, width, num_steps, flags, span.draft_from // page_size)
         return PlainStep(
             array("i", tokens), array("i", fields), self._table, self._requests, len(states), choices,
-            deepest, plan.cutoff, behind is not None, num_extending,
+            deepest, plan.cutoff, self.behind is not None, num_extending,
         )  # fmt: skip
 
     def _prepare(self, states: Sequence[RequestState], plan: Plan) -> None:

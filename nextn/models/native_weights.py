@@ -119,9 +119,10 @@ class NativeWeights(NativePanels):
 
     def read_past_caches(self) -> None:
         """Marks the target's weights as non-temporal: a step reads them once. It reads those of the drafter
-        once for each draft."""
-        shared_head = len(self.nextn) > 0 and self.draft_head.data == self.head.data
-        self.head.non_temporal = int(not shared_head)
+        once for each draft. If both have the same head, csrc/heads.h decides for each step."""
+        if self.nextn:
+            self.draft_head = type(self.head).from_buffer_copy(self.draft_head)  # it may be the target's
+        self.head.non_temporal = 1
         for layer in self.layers[: self.cfg.num_hidden_layers]:
             mlp = layer.mlp
             weights = (layer.down, layer.q_up, layer.key_up, layer.value_up, layer.out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nextn.draft import NO_DRAFT, Draft
+from nextn.draft import Draft
 from nextn.request import Request
 from nextn.speculative.depth.controller import DepthController
 
@@ -39,5 +39,5 @@ class Depth:
     def note(self, draft: Draft, accepted: int) -> None:
         """Reports to the controller how many guesses of a draft were accepted, for a request whose depth is
         automatic."""
-        if self.auto is not None and draft is not NO_DRAFT and not draft.forced:
+        if self.auto is not None and not draft.forced:
             self.auto.note(draft, accepted)

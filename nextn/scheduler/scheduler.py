@@ -150,7 +150,8 @@ class Scheduler:
             self._extend_all(prefilling, budget, spans)
         auto = self.depth.auto
         under_way.add(spans, self.by_rid, auto is not None and auto.drafting)
-        return Plan(spans, auto.cutoff if auto is not None and any(s.cut for s in spans) else None, keep)
+        cut = auto is not None and auto.drafting and any(s.cut for s in spans)
+        return Plan(spans, auto.cutoff if auto is not None and cut else None, keep)
 
     def _extend_all(
         self, prefilling: Sequence[Request], budget: int, spans: list[SpanPlan], max_left: int | None = None
@@ -334,7 +335,7 @@ class Scheduler:
         self.kv.commit(req, (true_end if true_end < root else root) - req.committed)
         if span.extend:
             self.kv.extended(req)
-        if req.automatic:
+        if req.automatic and span.draft is not NO_DRAFT:
             self.depth.note(span.draft, accepted)
         if decoding:
             step = span.draft.depth, min(accepted, tokens), tokens + (matched is not None)

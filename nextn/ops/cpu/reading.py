@@ -4,7 +4,7 @@ A step reads each weight of the target once. Weights that are larger than the la
 data from it in every step: the drafter's weights, which are read once per draft, activations, and what Python
 uses between two native calls. With a non-temporal prefetch, a cache line goes to the first-level cache only.
 nextn uses it if the weights are larger than the last-level cache, and if it does not make reading itself
-slower. That is measured once per machine, level and build, in about 30 ms, and saved. Only products that read
+slower. That is measured once per machine, level and build, in about 40 ms, and saved. Only products that read
 a panel once use it: those of one row, or of up to 6 with AVX-512.
 """
 
@@ -12,17 +12,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from nextn.machine import data_caches
 from nextn.ops.cpu.interface import BF16
-from nextn.ops.cpu.trials import TrialFile, least_seconds, trial_products
+from nextn.ops.cpu.trials import TrialFile, trial_products
 
 log = logging.getLogger("nextn.engine")
 
-SLOWER = 1.02  # a non-temporal prefetch is used if the time of reading grows by less than this factor
+# A non-temporal prefetch is used unless it was slower in this share of pairs of readings, and by this factor
+# in the median pair. If other work disturbs the pairs, each reading is the slower one in about half of them.
+OFTEN, SLOWER = 0.8, 1.02
+PAIRS, SECONDS = 24, 0.1  # number of pairs, and seconds after which no further pair begins
 MOST = 96 << 20  # bytes of the trial's weights
 
 
@@ -37,7 +42,7 @@ def non_temporal(level: str, size: int, folder: Path | None = None) -> bool:
         with file.locked():
             found = _saved(results := file.read())
             if found is None:
-                results["reading"] = found = measure_reading(level, cache)
+                results["past caches"] = found = measure_reading(level, cache)
                 file.write(results)
     except OSError as e:
         log.info("kernels: weights are read through the caches (%s)", e)
@@ -52,33 +57,40 @@ def saved(level: str, folder: Path | None = None) -> str | None:
     return None if found is None else describe(*found)
 
 
-def chosen(usual: float, past: float) -> bool:
-    """Whether reading past the caches is used, by the times of both ways of reading."""
-    return past < SLOWER * usual
+def chosen(ratio: float, slower: float) -> bool:
+    """Whether reading past the caches is used. See `measure_reading`."""
+    return ratio < SLOWER or slower < OFTEN
 
 
-def describe(usual: float, past: float) -> str:
-    where = "past" if chosen(usual, past) else "through"
-    return f"large weights are read {where} the caches; past them takes {past / usual:.2f} of the time"
+def describe(ratio: float, slower: float) -> str:
+    where = "past" if chosen(ratio, slower) else "through"
+    return f"large weights are read {where} the caches; past them takes {ratio:.2f} of the time"
 
 
 def _saved(results: Mapping[str, Any]) -> tuple[float, float] | None:
     with contextlib.suppress(KeyError, TypeError, ValueError):
-        usual, past = map(float, results["reading"])
-        if usual > 0.0 < past:
-            return usual, past
+        ratio, slower = map(float, results["past caches"])
+        if ratio > 0.0 <= slower <= 1.0:
+            return ratio, slower
     return None
 
 
 def measure_reading(level: str, cache: int) -> tuple[float, float]:
-    """Seconds in which one row meets weights of twice the size of the cache, at most MOST bytes: without and
-    with non-temporal prefetch."""
+    """One row meets weights of twice the size of the cache, at most MOST bytes, with non-temporal prefetch
+    and without, in turns. Returns the median ratio of both times, and the share of the pairs in which
+    non-temporal prefetch took longer."""
     with trial_products(level, BF16, min(2 * cache, MOST), 1) as (weights, multiply):
 
-        def read(past: int) -> None:
+        def seconds(past: int) -> float:
             for weight in weights:
                 weight.struct.non_temporal = past
+            start = time.perf_counter()
             multiply(1, weights)
+            return time.perf_counter() - start
 
-        found = least_seconds((0, 1), read)
-    return found[0], found[1]
+        seconds(1), seconds(0)  # wakes threads and fills caches
+        ratios, end = [seconds(1) / seconds(0)], time.perf_counter() + SECONDS
+        while len(ratios) < PAIRS and time.perf_counter() < end:
+            usual, past = seconds(0), seconds(1)
+            ratios += [past / usual, seconds(1) / seconds(0)]
+    return median(ratios), fmean(ratio > 1.0 for ratio in ratios)

@@ -4,7 +4,7 @@ There is one file for each chip, number of cores, level and build:
 
     {"chip": "...", "cores": 2, "level": "amx", "build": "...",
      "formats": {"bf16": {"way": 0, "seconds": {"AMX tiles": [...], ...}}},
-     "reading": [0.00071, 0.00062]}
+     "past caches": [0.86, 0.0]}
 """
 
 from __future__ import annotations
