@@ -70,6 +70,9 @@ class Job:
         return add_of([NewRequest(self.rid, list(self.tokens), self.params)])
 
 
+Text = tuple[list[int], list[TokenLogprob], str | None]  # tokens, log-probabilities, reason of the end
+
+
 @dataclass
 class Answer:
     """spec: what the request's steps verified and accepted, if any output said so."""
@@ -81,7 +84,7 @@ class Answer:
     cached: int = 0
 
     @property
-    def text(self) -> tuple[list[int], list[TokenLogprob], str | None]:
+    def text(self) -> Text:
         return self.tokens, self.logprobs, self.reason
 
 
@@ -149,6 +152,14 @@ class Found:
     steps: int = 0
     idle: int = 0
     retracted: int = 0
+
+    @property
+    def texts(self) -> dict[str, Text]:
+        return {rid: answer.text for rid, answer in self.answers.items()}
+
+    @property
+    def specs(self) -> dict[str, SpecStats | None]:
+        return {rid: answer.spec for rid, answer in self.answers.items()}
 
 
 class Link:
