@@ -30,6 +30,7 @@ from nextn.draft import MAX_DRAFTS, draft_window
 from nextn.engine.ep_rank import EPRank
 from nextn.engine.facts import facts
 from nextn.engine.gpu_ranks import agree, gpus_met, offer, own_gpu, share_gpus
+from nextn.engine.rank_log import line_start
 
 RANK = "nextn.engine.tensor_rank"  # the module that a rank's process runs
 HEARD_SECONDS = 1.0  # time that ranks have to receive the message that the engine has ended
@@ -162,7 +163,9 @@ def start(
         if rank or apart:
             into[rank] = RankProcess(RANK, memories)
             gpu = None if gpus is None else gpus[rank]
-            into[rank].link.send((config, rank, ep_rank and ep_rank.group, gpu))
+            group, place = divmod(rank, config.tp_size)
+            name = line_start(place, group if apart else None)
+            into[rank].link.send((config, rank, ep_rank and ep_rank.group, gpu, name))
 
 
 # From here on, this process is the given rank; config.threads is per rank.

@@ -19,7 +19,7 @@ from nextn.distributed.process import opened
 from nextn.distributed.pulse import LOADING, SILENT, Pulse
 from nextn.distributed.ranks import Ranks
 from nextn.distributed.wire import GONE, Ended, Loaded, receive, send
-from nextn.engine import group_rank
+from nextn.engine import group_rank, rank_log
 from nextn.engine.ep_rank import EPRank
 from nextn.engine.exit_codes import FAILED, LET_GO, LOST, REFUSED, not_met, says_why
 from nextn.engine.facts import facts
@@ -39,11 +39,10 @@ def main(arguments: list[str]) -> int:
     leash, memories, parent = opened(arguments)
     die_with_parent(parent)
     try:
-        config, rank, group, gpus = leash.recv()
+        config, rank, group, gpus, line_start = leash.recv()
     except GONE:
         return LOST
-    # Rank 0 logs what all ranks would log.
-    logging.basicConfig(level=logging.WARNING, format=f"[tp{rank}] %(name)s: %(message)s")
+    rank_log.configure(line_start)
     if not memories and config.groups > 1:
         return group_rank.join_and_run(config, rank, parent if config.node_rank == 0 else None)
     if not memories:

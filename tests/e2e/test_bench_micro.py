@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from nextn.bench.dev.micro import cases, ceilings, clock, gather, native_cases, run
+from nextn.bench.dev.micro import cases, ceilings, clock, gather, native_cases, rank_steps, run
 from nextn.bench.dev.micro import steps as steps_module
 from nextn.bench.dev.micro.ceilings import make_ceilings
 from nextn.bench.dev.micro.run import Effort
@@ -25,7 +25,9 @@ HEADLINE = (
     "linear_256row_over_onednn", "step_1row_bw_frac", "step_overhead_ms",
 )  # fmt: skip
 BOTH = ("cpu", "reference")
-STEPS = ["decode", "verify 2 drafts", "prefill 512", "decode 4 requests", "decode 64 requests"]
+STEPS = ["decode", "verify 2 drafts", "prefill 64", "decode 4 requests", "decode 8 requests"]
+# At its start an engine measures steps up to these sizes, for long in plain torch.
+SHORT = ["--chunked-prefill-size", "64", "--max-running-requests", "8"]
 
 
 def check_models(found: dict[str, Any]) -> None:
@@ -58,7 +60,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(clock, "BURST", 0.0)  # one call a sample
     monkeypatch.setattr(clock, "FEWEST", 1)  # round
     monkeypatch.setattr(steps_module, "PROMPT", 32)
-    monkeypatch.setattr(steps_module, "REQUESTS", (64, 4))
+    monkeypatch.setattr(steps_module, "REQUESTS", (8, 4))
     for bench in (cases.Bench, native_cases.NativeBench):  # numbers of rows of the ops
         monkeypatch.setattr(bench.cases, "__defaults__", ((1, 32),))
     for module in (cases, native_cases, run):  # torch takes long for products in bf16 on many machines
@@ -67,6 +69,8 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # Two ranks that spin for each other, on cores that have other work.
     monkeypatch.setattr(gather, "BURST", 10)
     monkeypatch.setattr(gather, "SECONDS", 0.0)
+    monkeypatch.setattr(rank_steps, "SECONDS", 0.0)
+    monkeypatch.setattr(rank_steps, "REQUESTS", (4,))
     yield
     torch.set_num_threads(threads)
 
@@ -83,7 +87,8 @@ def _kernels() -> None:
 def test_native(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The default where the kernels are built."""
     folder = tmp_path / "out"
-    assert main(["bench", "micro", "--quick", "--threads", "1", "--output-dir", str(folder)]) == 0
+    command = ["bench", "micro", "--quick", "--threads", "1", *SHORT]
+    assert main([*command, "--output-dir", str(folder)]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert tuple(found)[: len(HEADLINE)] == HEADLINE
     assert all(math.isfinite(found[key]) and found[key] > 0 for key in HEADLINE[:-1])
@@ -96,6 +101,10 @@ def test_native(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown == native + [("bfloat16", n, "reference") for n in rows]
     assert found["gather"]["bytes"] == 4 * 256  # f32, hidden size
     assert found["gather"]["us"] > 0
+    (ranks,) = found["ranks"]
+    assert ranks["requests"] == 4
+    assert 0 < ranks["waiting"] < 1
+    assert ranks["ms"] > 0
     assert found["linear_1row_bw_frac"] == found["linear"][0]["bw_frac"]
     assert found["reference"]["linear_1row_bw_frac"] == found["linear"][21]["bw_frac"]
     uses = {name: {(op["op"], op["what"]) for op in found["ops"] if op["backend"] == name} for name in BOTH}
@@ -112,18 +121,19 @@ def test_native(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert {op: one["calls"] for op, one in step["ops"].items()} == {"plain_step": 1}
     assert decode["experts"] == 11 * 2  # layers, experts of a token
     assert 11 * 2 + 2 * 2 < verify["experts"] <= 13 * 8
-    assert 11 * 2 < steps["prefill 512"]["experts"] <= 11 * 8
+    assert 11 * 2 < steps["prefill 64"]["experts"] <= 11 * 8
     assert found["step_1row_bw_frac"] == decode["bw_frac"]
     check_models(found)
-    assert [steps[name]["rows"] for name in STEPS] == [1, 3, 512, 4, 64]
-    assert decode["experts"] < steps["decode 64 requests"]["experts"] <= 11 * 8
-    batch = steps["decode 64 requests"]
-    assert (batch["tokens"], batch["ops"]["plain_step"]["calls"]) == (64.0, 1)
+    assert [steps[name]["rows"] for name in STEPS] == [1, 3, 64, 4, 8]
+    assert decode["experts"] < steps["decode 8 requests"]["experts"] <= 11 * 8
+    batch = steps["decode 8 requests"]
+    assert (batch["tokens"], batch["ops"]["plain_step"]["calls"]) == (8.0, 1)
     assert (decode["dtype"], found["reference"]["step"]["dtype"]) == ("bfloat16", "float32")
     assert found["reference"]["step_1row_bw_frac"] == found["reference"]["step"]["bw_frac"]
     tables = (folder / "micro.md").read_text()
     assert "| decode, reference, float32 " in tables
     assert "| two ranks fill up a row of 1024 bytes " in tables
+    assert "| requests, two ranks |" in tables
     assert "## Backends side by side" in tables
     assert "| linear headline 1024x256, int8 " in tables
     assert "## Reading and arithmetic of whole steps" in tables
@@ -137,10 +147,10 @@ def test_plain_torch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps_module, "REQUESTS", (4,))
+    monkeypatch.setattr(cases.Bench.cases, "__defaults__", ((1,),))
     folder = tmp_path / "out"
     command = ["bench", "micro", "--quick", "--threads", "1", "--kernel-backend", "reference"]
-    short = ["--chunked-prefill-size", "64", "--max-running-requests", "8"]
-    assert main([*command, *short, "--output-dir", str(folder)]) == 0
+    assert main([*command, *SHORT, "--output-dir", str(folder)]) == 0
     out = capsys.readouterr().out
     found = json.loads(out.splitlines()[-1])
     assert tuple(found)[: len(HEADLINE)] == HEADLINE
@@ -155,7 +165,7 @@ def test_plain_torch(
     assert (found["backend"], found["dtype"], found["linear_dtype"]) == ("reference", "float32", "bfloat16")
     assert [one["rows"] for one in found["linear"]] == [1, 4, 8, 16, 32, 64, 256]
     assert {one["backend"] for one in found["ops"]} == {"reference"}
-    assert found["reference"] is found["gather"] is None
+    assert found["reference"] is found["gather"] is found["ranks"] is None
     steps = {one["name"]: one for one in found["steps"]}
     assert list(steps) == ["decode", "verify 2 drafts", "prefill 64", "decode 4 requests"]
     decode, verify = steps["decode"], steps["verify 2 drafts"]

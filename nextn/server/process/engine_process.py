@@ -23,6 +23,7 @@ from nextn.constraint import CompiledGrammar
 from nextn.distributed.group import PeerGone
 from nextn.distributed.life import die_with_parent
 from nextn.distributed.place import Place
+from nextn.engine.rank_log import name_replica
 from nextn.grammar.backends import check_backend
 from nextn.grammar.compiler import GrammarCompiler
 from nextn.grammar.limits import Busy
@@ -122,6 +123,7 @@ def run(
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
     logs.configure(config.log_level, config.log_format, engine=True, rank=rank)
+    name_replica(rank)
     link = Link(address, parent)
     try:
         check_backend(config.grammar_backend)

@@ -15,6 +15,7 @@ from nextn.bench.dev.micro.bound import Bound
 from nextn.bench.dev.micro.cases import OpCase
 from nextn.bench.dev.micro.ceilings import Ceilings
 from nextn.bench.dev.micro.gather import Gather
+from nextn.bench.dev.micro.rank_steps import RankSteps
 from nextn.bench.dev.micro.steps import StepMeasurement
 from nextn.bench.machine import Machine
 from nextn.bench.results import rounded
@@ -69,6 +70,7 @@ class Micro:
         StepMeasurement | None
     )  # the step of one row on plain torch, if the engine runs another backend
     gather: Gather | None  # of the hidden states of a row, in f32; None without the native kernels
+    ranks: list[RankSteps] | None  # None without the native kernels, or if the model cannot be divided
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -84,6 +86,7 @@ class Micro:
             "quick": self.quick,
             "unrest": self.ceilings.unrest,
             "gather": self.gather and {"bytes": self.gather.bytes, "us": self.gather.seconds * 1e6},
+            "ranks": self.ranks and [steps.as_dict() for steps in self.ranks],
             "machine": dataclasses.asdict(self.machine),
             "seconds": self.seconds,
             "ceilings": self.ceilings.as_dict(),

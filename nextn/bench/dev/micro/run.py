@@ -1,8 +1,8 @@
 """`nextn bench micro` measures both ceilings, the ops and kernels of every backend, and whole steps.
 
 Everything runs in one process, in turns. First come ceilings and ops, in rounds (clock.py). Then come steps,
-with samples of the read ceiling between them (steps.py). At the end two ranks gather a row (gather.py). The
-medians over all rounds are reported.
+with samples of the read ceiling between them (steps.py). At the end two ranks run steps (rank_steps.py) and
+gather a row (gather.py). The medians over all rounds are reported.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from nextn.bench.dev.micro.gather import measure_gather
 from nextn.bench.dev.micro.native_cases import NativeBench
 from nextn.bench.dev.micro.native_pool import native_pool
 from nextn.bench.dev.micro.plot import roofline_plot
+from nextn.bench.dev.micro.rank_steps import measure_rank_steps
 from nextn.bench.dev.micro.results import Micro, op_measurements
 from nextn.bench.dev.micro.steps import StepBench, StepMeasurement
 from nextn.bench.dev.micro.tables import report, summary
@@ -128,6 +129,7 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
     progress.now("steps")
     steps, plain = steps_of(config, native, ceilings, effort)
     progress.now("ranks")
+    ranks = measure_rank_steps(config) if native else None
     gather = measure_gather(F32_BYTES * cfg.hidden_size) if native else None
     return Micro(
         model=config.model_path,
@@ -143,6 +145,7 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
         steps=steps,
         reference=plain,
         gather=gather,
+        ranks=ranks,
         seconds=time.perf_counter() - begin,
     )
 

@@ -164,15 +164,8 @@ class StepBench:
         return found[::-1]
 
     def prompts(self, engine: Engine, kinds: int, most: int) -> Callable[[int], list[int]]:
-        """Makes the prompts, of at most `most` tokens. They leave room in the context for all steps of
-        `kinds` kinds. Raises ValueError if the context is too short."""
-        drafts = engine.speculation.num_steps
-        steps = 2 * self.steps + self.steps // BETWEEN + 8 * kinds
-        room = engine.context_length - steps * (drafts + 1)
-        if room < 1:
-            raise ValueError(f"a context of {engine.context_length} tokens is too short for {steps} steps")
-        length = min(most, room)
-        return lambda n: self.prompt(length, n * length)
+        """`prompts_for` all steps of `kinds` kinds."""
+        return prompts_for(engine, self.text, 2 * self.steps + self.steps // BETWEEN + 8 * kinds, most)
 
     def one_kind(self, running: Running, steps: int, seconds: float) -> StepMeasurement:
         """Measures pairs of steps of the running requests."""
@@ -209,12 +202,12 @@ class StepBench:
                 if n >= 3 and time.perf_counter() - begin > self.seconds:
                     break
                 self.look()
-                engine.add(Request(f"plain {n}", self.prompt(rows, n), params))
+                engine.add(Request(f"plain {n}", excerpt(self.text, rows, n), params))
                 plain, took = timed(engine)
                 samples.plain.append(plain)
                 samples.ends.append(rows)
                 samples.committed.append(took)
-                engine.add(Request(f"timed {n}", self.prompt(rows, n), params))
+                engine.add(Request(f"timed {n}", excerpt(self.text, rows, n), params))
                 timed_ops(engine, clock, samples)
         assert not engine.has_work()
         return self.measurement(engine, f"prefill {rows}", rows, 1, samples)
@@ -224,10 +217,6 @@ class StepBench:
         for case in by_team(sorted(self.ceilings.read, key=lambda case: case.team == NATIVE)):
             case.sample()
         time.sleep(SWITCH)
-
-    def prompt(self, length: int, start: int) -> list[int]:
-        text = self.text[start % len(self.text) :] + self.text[: start % len(self.text)]
-        return (text * -(-length // len(text)))[:length]
 
     def measurement(
         self, engine: Engine, name: str, rows: int, chosen: int, samples: Samples, requests: int = 1
@@ -309,6 +298,22 @@ def can_draft(config: EngineConfig) -> bool:
         return True
     folder = model_folder(config.model_path)
     return own_nextn_layers(config, ModelConfig.from_folder(folder), folder) > 0
+
+
+def prompts_for(engine: Engine, text: list[int], steps: int, most: int) -> Callable[[int], list[int]]:
+    """Makes prompts, of at most `most` tokens of `text`. They leave room in the context for `steps` steps.
+    Raises ValueError if the context is too short."""
+    room = engine.context_length - steps * (engine.speculation.num_steps + 1)
+    if room < 1:
+        raise ValueError(f"a context of {engine.context_length} tokens is too short for {steps} steps")
+    length = min(most, room)
+    return lambda n: excerpt(text, length, n * length)
+
+
+def excerpt(text: list[int], length: int, start: int) -> list[int]:
+    """`length` tokens of the text from `start` on. After its end, it begins again."""
+    text = text[start % len(text) :] + text[: start % len(text)]
+    return (text * -(-length // len(text)))[:length]
 
 
 def tokens_of_text(config: EngineConfig) -> list[int]:

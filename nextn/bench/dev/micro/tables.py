@@ -10,6 +10,7 @@ import torch
 
 from nextn.bench.dev.micro.arithmetic import Shares
 from nextn.bench.dev.micro.clock import Case
+from nextn.bench.dev.micro.rank_steps import RankSteps
 from nextn.bench.dev.micro.results import Micro, OpMeasurement
 from nextn.bench.dev.micro.steps import StepMeasurement
 
@@ -36,6 +37,7 @@ def report(micro: Micro) -> str:
         "## Reading and arithmetic of whole steps",
         MODEL,
         step_models(micro),
+        *(["## Two ranks", rank_steps(micro.ranks)] if micro.ranks else []),
         "## Where a step's time goes",
         *(in_ops(micro, index) for index in range(len(micro.steps))),
         "## Ops, weights out of the cache",
@@ -53,6 +55,8 @@ def summary(micro: Micro) -> str:
     """The tables for the terminal: without the ops in detail."""
     linear = [op for op in micro.headline if op.backend == micro.backend]
     parts = [ceilings(micro), op_rows(linear), steps(micro), op_models(linear), step_models(micro)]
+    if micro.ranks:
+        parts.append(rank_steps(micro.ranks))
     if micro.ceilings.unrest > BUSY:
         parts.append(
             f"The machine was busy: the slowest tenth of the reads took {micro.ceilings.unrest:.1f} times as "
@@ -102,6 +106,11 @@ def steps(micro: Micro) -> str:
         "of the roofline",
     )  # fmt: skip
     return table(head, rows)
+
+
+def rank_steps(found: Sequence[RankSteps]) -> str:
+    rows = [(str(one.requests), f"{1e3 * one.seconds:.2f}", percent(one.waiting)) for one in found]
+    return table(("requests, two ranks", "ms", "in communication"), rows)
 
 
 def all_steps(micro: Micro) -> list[StepMeasurement]:
