@@ -8,7 +8,8 @@ By default there are two groups: --tp-size 2 --dp-size 2 --enable-dp-attention -
 own requests. Both sides always run as many requests as the load has, without drafts and with two; when one
 ends, the next begins. A turn is some steps. In a round every side has one turn, in a new random order. Speed
 is tokens per step over all rounds, divided by the median of a turn's time relative to its round. The share of
-time that ranks wait for each other is measured too. The last line is JSON.
+time that ranks wait is measured too, by phase (steps with rows of a prompt, and other steps) and by what they
+wait for: the beginning of a step, rows for their experts, results. The last line is JSON.
 
 Claim: 0.9 times the speed of one process at 32 requests.
 """
@@ -36,16 +37,17 @@ from nextn.config import CPU_LEVELS
 from nextn.distributed.place import Place, places
 from nextn.engine.build import make_executor
 from nextn.server_config import ServerConfig
+from nextn.waits import REASONS, Phase
 
 DRAFTS = (0, 2)
 STEPS = 12  # steps of a turn
 
 
 class Found(NamedTuple):
-    """The results of one engine in one turn. waited: seconds that its rank waited for others."""
+    """The results of one engine in one turn. phases: times of its steps, by phase."""
 
     turn: Turn
-    waited: float
+    phases: dict[str, Phase]
 
 
 def serve(config: ServerConfig, place: Place | None, drafts: int, link: Connection) -> None:
@@ -60,9 +62,17 @@ def serve(config: ServerConfig, place: Place | None, drafts: int, link: Connecti
         if isinstance(asked, tuple):
             side.load(*asked)
             continue
-        before = side.engine.stats().waited
+        before = dict(side.engine.stats().phases)
         turn = side.turn(0.0, asked)
-        link.send(Found(turn, side.engine.stats().waited - before))
+        link.send(Found(turn, since(before, side.engine.stats().phases)))
+
+
+def since(before: dict[str, Phase], now: dict[str, Phase]) -> dict[str, Phase]:
+    found = {}
+    for name, phase in now.items():
+        then = before.get(name, Phase())
+        found[name] = Phase(phase.steps - then.steps, phase.waits.since(then.waits))
+    return found
 
 
 class Engines:
@@ -91,13 +101,17 @@ class Engines:
         return [link.recv() for link in self.links]
 
 
-def measure(sides: Sequence[Engines], requests: int, rounds: int) -> dict[str, tuple[float, float]]:
+Shares = dict[str, dict[str, float]]  # of time, by phase and reason
+
+
+def measure(sides: Sequence[Engines], requests: int, rounds: int) -> dict[str, tuple[float, Shares]]:
     """For each side: (speed in a unit common to all sides, share of time that ranks wait). The first quarter
     of the rounds is warm-up."""
     for side in sides:
         side.load(requests)
     took: dict[str, list[float]] = {side.name: [] for side in sides}
-    tokens, seconds, waited = ({side.name: 0.0 for side in sides} for _ in range(3))
+    tokens = {side.name: 0.0 for side in sides}
+    phases: dict[str, dict[str, Phase]] = {side.name: {} for side in sides}
     for at in range(rounds):
         turns = {side.name: side.turn() for side in random.sample(sides, len(sides))}
         if at < rounds // 4:
@@ -106,9 +120,25 @@ def measure(sides: Sequence[Engines], requests: int, rounds: int) -> dict[str, t
         for name, turn in turns.items():
             took[name].append(each[name] / mean(each.values()))
             tokens[name] += sum(found.turn.tokens for found in turn)
-            seconds[name] += sum(found.turn.seconds for found in turn)
-            waited[name] += sum(found.waited for found in turn)
-    return {name: (tokens[name] / median(took[name]), waited[name] / seconds[name]) for name in took}
+            for phase, times in (item for found in turn for item in found.phases.items()):
+                phases[name][phase] = phases[name].get(phase, Phase()).plus(times)
+    return {name: (tokens[name] / median(took[name]), shares(phases[name])) for name in took}
+
+
+def shares(phases: dict[str, Phase]) -> Shares:
+    """`all` is the sum of all reasons and, among the phases, the mean of all steps."""
+    if not phases:
+        return {}
+    whole = Phase()
+    for phase in phases.values():
+        whole = whole.plus(phase)
+    found: Shares = {}
+    for name, phase in {**phases, "all": whole}.items():
+        if phase.steps:
+            by_reason = zip(REASONS, phase.waits.by_reason, strict=True)
+            found[name] = {reason: seconds / phase.steps for reason, seconds in by_reason}
+            found[name]["all"] = phase.waits.total / phase.steps
+    return found
 
 
 def main() -> int:
@@ -129,7 +159,8 @@ def main() -> int:
         threads=1,
     )  # fmt: skip
     rows = []
-    print(f"| requests | drafts | {groups} groups over one process | waiting |\n|--:|--:|--:|--:|")
+    print(f"| requests | drafts | {groups} groups over one process | waiting | in prefill | in decode |")
+    print("|--:|--:|--:|--:|--:|--:|")
     for drafts in DRAFTS:
         sides = [Engines("one", config, drafts), Engines("groups", shared, drafts)]
         for requests in args.concurrency:
@@ -138,7 +169,9 @@ def main() -> int:
             rows.append(
                 {"requests": requests, "drafts": drafts, "over_one_process": ratio, "waiting": waiting}
             )
-            print(f"| {requests} | {drafts} | {ratio:.3f} | {waiting:.1%} |", flush=True)
+            parts = (waiting.get(name, {}).get("all", 0.0) for name in ("all", "prefill", "decode"))
+            row = " | ".join(f"{part:.1%}" for part in parts)
+            print(f"| {requests} | {drafts} | {ratio:.3f} | {row} |", flush=True)
         for side in sides:
             for link in side.links:
                 link.send(None)

@@ -43,13 +43,13 @@ class GroupRows {
         parcels_.rest = [this, group = world.group()](int link) {
             return following(in_[size_t(link < group ? link : link + 1)]);
         };
-        world.start(parcels_);
+        world.start(parcels_, World::Awaited::ROWS);
     }
 
     // Waits until the other groups' choices have arrived in ids, and in rows those of their rows that this
     // rank's shard computes. Throws RankGone.
     void finish(Pool& pool, const World& world) {
-        world.finish(parcels_);
+        world.finish(parcels_, World::Awaited::ROWS);
         arrived_.clear();
         for (int g = 0; g < world.given().groups; ++g) {
             if (g == world.group()) continue;

@@ -25,7 +25,7 @@
 // library of level 4.
 NX_API int nx_machine_level() { return machine_level(); }
 
-NX_API int nx_interface() { return 27; }
+NX_API int nx_interface() { return 28; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)

@@ -43,12 +43,12 @@ class ShardResults {
             parcels_.add(w.sockets[r], reinterpret_cast<uint8_t*>(out), size * 4, reinterpret_cast<uint8_t*>(in),
                          awaited * 4);
         }
-        world.start(parcels_);
+        world.start(parcels_, World::Awaited::RESULTS);
     }
 
     // Waits until the others' results have arrived in this rank's columns. Throws RankGone.
     void finish(const World& world, float* results) {
-        world.finish(parcels_);
+        world.finish(parcels_, World::Awaited::RESULTS);
         const NxWorld& w = world.given();
         for (int r = 0; r < w.size; ++r) {
             if (r == w.rank) continue;

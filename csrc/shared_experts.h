@@ -68,7 +68,7 @@ class SharedExperts {
         const NxFeedForward& f = *f_;
         const int k = f.top_k, first = world.shard() * f.own, groups = world.given().groups;
         const bool apart = world.apart();
-        if (!apart) world.wait(lane_, ticket_);
+        if (!apart) world.wait(lane_, ticket_, World::Awaited::ROWS);
         else if (groups > 1) offered_.finish(pool, world);
         routed.to.build(f.own, [&](const auto& choice) {
             for (int g = 0; g < groups; ++g)
@@ -89,7 +89,7 @@ class SharedExperts {
             pool.for_each(routed.tasks(), [&](int task, int) { routed.up(task); }, routed.cost(f.gate_up));
         }
         if (sliced && apart) world.gather(routed.inner.data(), routed.to.count(), width, f.down.n_in, Swiglu::INNER);
-        if (sliced && !apart) world.meet(lane_);
+        if (sliced && !apart) world.meet(lane_, World::Awaited::SLICES);
         if (routed.to.count()) {
             routed.turn(pool);
             float* results = at_.results.data() + world.begin(stride_, PANEL);
@@ -113,7 +113,7 @@ class SharedExperts {
             }, shared.cost(f.shared_down));
         }
         if (world.apart()) sent_.finish(world, at_.results.data());
-        else world.wait(lane_, ticket_);
+        else world.wait(lane_, ticket_, World::Awaited::RESULTS);
         if (!rows_) return;
         const int k = f.top_k;
         const int64_t first = ranks.begin(stride_, PANEL);

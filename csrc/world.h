@@ -31,7 +31,8 @@ struct NxWorld {
     int32_t epoch;             // 0 and 1 in turns, one for each nx_world_step
     int32_t two;               // 1: this step has two lanes
     int32_t rows[2][64];       // rows of each group in this step, in each lane
-    int64_t waited, sent;      // total nanoseconds of waiting; total bytes sent to other ranks
+    int64_t waited[4];         // total nanoseconds of waiting, by what was waited for: see World::Awaited
+    int64_t sent;              // total bytes sent to other ranks
     double link;               // simulated nanoseconds for each byte between ranks; 0: none. For experiments
     int64_t link_free;         // with link: when the last byte has arrived
     int64_t all_sent;          // with sockets: bytes that all ranks of this group had sent before this step
@@ -64,6 +65,10 @@ struct LaneArrays {
 
 class World {
   public:
+    // What a rank waits for: that all groups begin the step; rows for its experts; results for its group's rows;
+    // the other slices of its experts.
+    enum class Awaited { STEP, ROWS, RESULTS, SLICES };
+
     World() = default;
     explicit World(NxWorld* world) : w_(world) {}
 
@@ -97,7 +102,7 @@ class World {
         int32_t* all = reinterpret_cast<int32_t*>(w_->memory + ROWS_AT) + w_->epoch * NUMBERS * MOST_RANKS;
         int32_t* own = all + group() * NUMBERS;
         if (w_->rank % each() == 0) own[0] = first, own[1] = rest, own[2] = wanted;
-        meet(0);
+        meet(0, Awaited::STEP);
         bool two = false;
         for (int g = 0; g < w_->groups; ++g) two |= all[g * NUMBERS + 2] != 0;
         for (int g = 0; g < w_->groups; ++g) {
@@ -113,17 +118,17 @@ class World {
 
     // See gather_outputs, for the slices of this rank's shard.
     template <class T> void gather(T* array, int64_t rows, int64_t stride, int64_t n, int64_t unit) const {
-        const Watch watch(*w_);
+        const Watch watch(*w_, Awaited::SLICES);
         gather_outputs({slice(), slices(), w_->spins, w_->sockets + shard() * slices()}, array, rows, stride, n, unit);
     }
     // See Mesh.
-    void start(Parcels& parcels) const {
-        const Watch watch(*w_);
+    void start(Parcels& parcels, Awaited what) const {
+        const Watch watch(*w_, what);
         for (const Parcels::Link& link : parcels.links) w_->sent += int64_t(link.size);
         Mesh::own().start(parcels, w_->spins);
     }
-    void finish(Parcels& parcels) const {
-        const Watch watch(*w_);
+    void finish(Parcels& parcels, Awaited what) const {
+        const Watch watch(*w_, what);
         Mesh::own().finish(parcels, w_->spins);
     }
 
@@ -137,19 +142,19 @@ class World {
         if (w_->link > 0) w_->link_free = std::max(w_->link_free, now()) + int64_t(w_->link * double(bytes));
         return {::arrive(meeting(lane), w_->size), w_->link_free};
     }
-    void wait(int lane, const Ticket& ticket) const {
-        const Watch watch(*w_);
+    void wait(int lane, const Ticket& ticket, Awaited what) const {
+        const Watch watch(*w_, what);
         ::wait(meeting(lane), meeting(0).broken, ticket.epoch, w_->spins);
         if (ticket.due > now()) std::this_thread::sleep_for(std::chrono::nanoseconds(ticket.due - now()));
     }
-    void meet(int lane) const { wait(lane, arrive(lane, 0)); }
+    void meet(int lane, Awaited what) const { wait(lane, arrive(lane, 0), what); }
 
   private:
     struct Watch {
-        NxWorld& w;
+        int64_t& total;
         int64_t from = now();
-        explicit Watch(NxWorld& world) : w(world) {}
-        ~Watch() { w.waited += now() - from; }
+        Watch(NxWorld& w, Awaited what) : total(w.waited[int(what)]) {}
+        ~Watch() { total += now() - from; }
     };
 
     // step() with sockets. The first rank of each group decides for the group.
@@ -160,7 +165,7 @@ class World {
         int64_t* own = said.data() + w_->rank * NUMBERS;
         own[0] = first, own[1] = rest, own[2] = wanted, own[3] = w_->sent;
         {
-            const Watch watch(*w_);
+            const Watch watch(*w_, Awaited::STEP);
             gather_outputs({w_->rank, w_->size, w_->spins, w_->sockets}, said.data(), 1, n, n, NUMBERS);
         }
         const auto of_group = [&](int g) { return said.data() + int64_t(g) * each() * NUMBERS; };

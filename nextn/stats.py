@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from nextn.drafting_state import DraftingState
 from nextn.expert_load import ShardRows
+from nextn.waits import Phase
 
 
 @dataclass(slots=True)
@@ -121,8 +122,13 @@ class EngineStats:
     aborted: int = 0
     retracted: int = 0
     spec: SpecStats = field(default_factory=SpecStats)
-    waited: float = 0.0  # total seconds that the ranks waited for each other
+    phases: dict[str, Phase] = field(default_factory=dict)  # by `PHASES`; empty: there is only one rank
     sent: int = 0  # bytes that the ranks sent to other ranks that share the experts
     auto: DraftingState | None = None  # None: the depth is fixed
     shard_rows: ShardRows | None = None  # None: experts are not shared
     transfer: TransferStats | None = None  # None: neither a prefill nor a decode server
+
+    @property
+    def waited(self) -> float:
+        """Total seconds for which the first rank waited for the others."""
+        return sum(phase.waits.total for phase in self.phases.values())

@@ -34,7 +34,8 @@ def fill(places: Iterable[Bytes], data: Bytes) -> None:
 @dataclass
 class ExpertShare:
     """rank, size: among all ranks. shards: it divides size. placement: of all layers with routed experts; the
-    first of them is layer `first_layer`. most_replicas: maximum of an expert, in any later placement."""
+    first of them is layer `first_layer`. most_replicas: maximum of an expert, in any later placement. nodes,
+    groups: for plans, see `nextn.distributed.eplb.balanced`."""
 
     rank: int
     size: int
@@ -42,6 +43,8 @@ class ExpertShare:
     placement: Placement
     most_replicas: int
     first_layer: int = 0
+    nodes: int = 1
+    groups: int = 1
 
     def __post_init__(self) -> None:
         physical = self.placement.physical.shape[1]

@@ -14,6 +14,7 @@ from nextn.distributed.group import PeerGone
 from nextn.distributed.parcels import Parcel
 from nextn.ops.cpu import interface as kernels
 from nextn.ops.cpu.library import library
+from nextn.waits import Waits
 
 
 class ExpertWorld(ABC):
@@ -22,6 +23,9 @@ class ExpertWorld(ABC):
 
     groups: of attention, each with its own requests; all have the same number of ranks. most_rows: maximum
     of a group in a step."""
+
+    # Rows are not sent, so a rank that waits for those of another group waits for that group.
+    _rows_are_here = True
 
     def __init__(self, share: ExpertShare, groups: int, struct: kernels.World) -> None:
         self.share, self.groups, self.most_rows = share, groups, int(struct.most_rows)
@@ -67,8 +71,17 @@ class ExpertWorld(ABC):
         return bool(self._struct.two)
 
     @property
-    def waited(self) -> float:
-        return float(self._struct.waited) / 1e9
+    def waits(self) -> Waits:
+        step, dispatch, combine, slices = (each / 1e9 for each in self._struct.waited)
+        moves = self._waited_between_steps()
+        others = 0.0
+        if self.groups > 1:
+            others = step + moves + (dispatch if self._rows_are_here else 0.0)
+        return Waits(step, dispatch, combine, slices, 0.0, moves, others)
+
+    @abstractmethod
+    def _waited_between_steps(self) -> float:
+        """Total seconds: see `Waits.moves`."""
 
     @property
     def sent(self) -> int:

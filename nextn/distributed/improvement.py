@@ -14,15 +14,17 @@ from nextn.distributed.placement import Counts, Loads, Placement, keep_slots, sh
 
 GAIN = 0.02  # part of the rows of its most loaded shard that a layer must save, otherwise its experts stay
 
-# (present placement, counts, shards, dynamic) -> the next one
-Plan = Callable[[Placement, Counts, int, bool], Placement]
+# (present placement, counts, shards, dynamic, nodes, router's groups) -> the next one
+Plan = Callable[[Placement, Counts, int, bool, int, int], Placement]
 
 
-def improved(present: Placement, counts: Counts, shards: int, dynamic: bool) -> Placement:
+def improved(
+    present: Placement, counts: Counts, shards: int, dynamic: bool, nodes: int = 1, groups: int = 1
+) -> Placement:
     """A placement by EPLB. Layers in which it saves too little stay as they are. All ranks compute the
-    same."""
+    same. nodes, groups: see `balanced`."""
     total = counts.sum(axis=0)
-    planned = keep_slots(present, balanced(total, present.slots, shards), shards)
+    planned = keep_slots(present, balanced(total, present.slots, shards, nodes, groups), shards)
     before = dispatched(counts, present, shards, dynamic).max(axis=1)
     after = dispatched(counts, planned, shards, dynamic).max(axis=1)
     better = after < before * (1 - GAIN)

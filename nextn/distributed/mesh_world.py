@@ -22,6 +22,8 @@ from nextn.ops.cpu import interface as kernels
 class MeshWorld(ExpertWorld):
     """ranks: all of them, of all groups. dynamic, groups: see `ExpertWorld`."""
 
+    _rows_are_here = False
+
     def __init__(self, share: ExpertShare, ranks: MeshRanks, dynamic: bool = True, groups: int = 1) -> None:
         assert (share.rank, share.size) == (ranks.rank, ranks.size)
         struct = kernels.World(
@@ -30,6 +32,8 @@ class MeshWorld(ExpertWorld):
         )  # fmt: skip
         super().__init__(share, groups, struct)
         self._ranks = ranks
+        # For transfers between steps, whose waiting is counted apart.
+        self._between = ranks.part(range(ranks.size))
 
     def shared_by(self, model: kernels.Model, layers: int) -> None:
         model.world = pointer(self._struct)
@@ -41,13 +45,16 @@ class MeshWorld(ExpertWorld):
         ranks = self.share.size
         raw = torch.from_numpy(board.view(np.uint8).reshape(1, -1))  # a view of the same memory
         each = raw.numel() // ranks
-        self._ranks.gather(raw, [rank * each for rank in range(ranks + 1)])
+        self._between.gather(raw, [rank * each for rank in range(ranks + 1)])
 
     def hand_over(self, parcels: Sequence[Parcel]) -> None:
-        hand_over(parcels, self.share.rank, self.share.size, self._ranks.swap)
+        hand_over(parcels, self.share.rank, self.share.size, self._between.swap)
 
     def meet(self) -> None:
         """Nothing to do: areas are not shared with other ranks."""
+
+    def _waited_between_steps(self) -> float:
+        return self._between.waited
 
     def give_up(self, reason: str) -> None:
         self._ranks.give_up(reason)

@@ -38,7 +38,8 @@ class Dump:
 class Sizes:
     """The sizes that a placement must fit: the model's layers with experts, its experts, and the options.
 
-    `dense_layers`: layers without experts, which come first. SGLang's files have rows for them too.
+    `dense_layers`: layers without experts, which come first. SGLang's files have rows for them too. `nodes`,
+    `groups`: for plans, see `nextn.distributed.eplb.balanced`.
     """
 
     layers: int
@@ -46,6 +47,8 @@ class Sizes:
     physical: int
     shards: int
     dense_layers: int = 0
+    nodes: int = 1
+    groups: int = 1
 
 
 def read_dump(path: Path) -> Dump:
@@ -85,7 +88,7 @@ def initial_placement(value: str, sizes: Sizes) -> Placement:
         counts = of_model(path, COUNTS, counts_of(path, COUNTS, content[COUNTS]), sizes)
         if counts.shape[1] != sizes.experts:
             raise ValueError(f"{path} counts {counts.shape[1]} experts, the model has {sizes.experts}")
-        return balanced(counts, sizes.physical, sizes.shards)
+        return balanced(counts, sizes.physical, sizes.shards, sizes.nodes, sizes.groups)
     raise ValueError(
         f"{path} has neither `{MAP}` nor `{COUNTS}`: give a file that `nextn eplb --output` or a recorder of "
         f"expert distributions wrote, or `{TRIVIAL}`"

@@ -30,6 +30,7 @@ class Pulse:
         self._ranks, self._lost, self._silent = ranks, lost, silent
         self._since = time.monotonic()  # silence before that does not count
         self._stopped = threading.Event()
+        ranks.beat()  # at once: some others watch only ranks that have begun to beat
         self._thread = threading.Thread(target=self._run, name="nextn-pulse", daemon=True)
         self._thread.start()
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from nextn.distributed.expert_share import Bytes, ExpertShare
 from nextn.distributed.parcels import Parcel
+from nextn.waits import Waits
 
 
 class MovesBytes(Protocol):
@@ -65,8 +66,9 @@ class StepWorld(MovesBytes, Protocol):
         """A rank has ended: ends all waits that can be ended."""
 
     @property
-    def waited(self) -> float:
-        """Total seconds that this rank has waited for others, as far as this is measured."""
+    def waits(self) -> Waits:
+        """Total seconds that this rank has waited for others, as far as this is measured. Without those in
+        its own group."""
 
     @property
     def sent_by_group(self) -> int:

@@ -16,12 +16,13 @@ from nextn.distributed.expert_share import Bytes, ExpertShare
 from nextn.distributed.parcels import Parcel, hand_over
 from nextn.distributed.torch_group import TorchGroup
 from nextn.distributed.torch_world import TorchWorld
+from nextn.waits import NO_WAITS, Waits
 
 
 class TorchExpertWorld(TorchWorld):
     """ranks: all of them. dynamic: see `StepWorld`.
 
-    waited: only before steps. Within a step, the device waits, and the host waits for all work of the
+    waits: only before steps. Within a step, the device waits, and the host waits for all work of the
     device."""
 
     in_halves = False
@@ -30,13 +31,14 @@ class TorchExpertWorld(TorchWorld):
         assert (ranks.rank, ranks.size) == (share.rank, share.size)
         super().__init__(ranks, groups, share.shards)
         self.share, self.dynamic, self.busy = share, dynamic, False
-        self.waited, self.sent, self.sent_by_group = 0.0, 0, 0
+        self.waits, self.sent, self.sent_by_group = NO_WAITS, 0, 0
 
     def step(self, rows: int, rest: int = 0, two: bool = False) -> int:
         assert not two, "no pass of the torch model goes in halves"
         begin = time.perf_counter()
         numbers = self.of_all([rows + rest, self.sent])
-        self.waited += time.perf_counter() - begin
+        took = time.perf_counter() - begin
+        self.waits = self.waits.plus(Waits(step=took, others=took if self.groups > 1 else 0.0))
         each = self.size // self.groups
         self.sent_by_group = sum(sent for _, sent in numbers[each * self.group : each * (self.group + 1)])
         found = sum(self.by_group([rows for rows, _ in numbers]))

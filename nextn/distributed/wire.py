@@ -23,7 +23,7 @@ DATA = (
     "nextn.constraint", "nextn.cutoff", "nextn.distributed.wire", "nextn.draft", "nextn.engine.executor",
     "nextn.engine.group_messages", "nextn.engine.page_data", "nextn.expert_load", "nextn.request",
     "nextn.scheduler.plan", "nextn.speculative.draft_state", "nextn.speculative.ngram",
-    "nextn.speculative.state", "nextn.speculative.work",
+    "nextn.speculative.state", "nextn.speculative.work", "nextn.waits",
 )  # fmt: skip
 # Functions that restore compiled grammars (their __reduce__), and plain types.
 ALSO = {

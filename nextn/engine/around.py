@@ -45,10 +45,6 @@ class Around:
     def expert_counts(self) -> ExpertCounts | None:
         return self._own.expert_counts()
 
-    @property
-    def waited(self) -> float:
-        return self._own.waited
-
     def shard_load(self) -> ShardLoad | None:
         return self._own.shard_load()
 

@@ -66,7 +66,8 @@ class Balancer:
         self.imbalance = float((1 / found).mean())
         if found.mean() >= self._threshold:
             return
-        self._target = self._plan(placement, counts, shards, dynamic)
+        nodes, groups = self._share.nodes, self._share.groups
+        self._target = self._plan(placement, counts, shards, dynamic, nodes, groups)
         self._left += [(row, some) for row, some in enumerate(moves(placement, self._target, shards)) if some]
         if not self._left:
             return

@@ -21,6 +21,7 @@ from nextn.engine.check_prompt import check_prompt
 from nextn.engine.executor import Executor, ExecutorInfo, Ticket, Wakes
 from nextn.engine.expert_recorder import ExpertRecorder
 from nextn.engine.page_transfers import PageTransfers
+from nextn.engine.step_phases import StepPhases
 from nextn.engine.step_trace import stepped
 from nextn.request import Output, Request, SpeculativeParams
 from nextn.scheduler.plan import Plan
@@ -48,7 +49,7 @@ class Engine:
         self._scheduler.stats.spec.simulated = self._simulated
         counts = built.executor.expert_counts
         self.experts = ExpertRecorder(counts, config.expert_distribution_recorder_mode == "per_pass")
-        self._shards = built.executor.shard_load()
+        self._shards, self._phases = built.executor.shard_load(), StepPhases()
         self._arrivals = 0
         self._ended: float | None = None  # when the last step ended, if there was more work after it
         self.transfers = PageTransfers(built.executor, built.scheduler)
@@ -106,6 +107,7 @@ class Engine:
         """Runs one step and returns its outputs. [] if there is nothing to run or no output."""
         self.transfers.changed = False
         lap = TRACE.laps("engine")
+        began = self._ended or time.perf_counter()
         launched = self._launched or self._launch(lap, self._executor.awake)
         self._launched, self._stalled = None, launched is None
         if launched is None:
@@ -117,7 +119,10 @@ class Engine:
         result = ticket.result()
         lap("result")
         now = time.perf_counter()
-        outputs = self._scheduler.commit(plan, result, None if self._ended is None else now - self._ended)
+        # Step costs do not include the time in which other groups were late.
+        seconds = None if self._ended is None else max(0.0, now - began - result.waits.others)
+        outputs = self._scheduler.commit(plan, result, seconds)
+        self._phases.stepped(plan, result, now - began)
         self._ended = now if self.must_step() else None
         lap("commit")
         if result.ran:
@@ -174,7 +179,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         stats = self._scheduler.snapshot()
-        stats.waited = self._executor.waited
+        stats.phases = self._phases.totals
         if self._shards is not None:
             stats.sent, stats.shard_rows = self._shards.sent, self._shards.rows
         return stats

@@ -92,10 +92,6 @@ class Executor(States, Protocol):
     @property
     def info(self) -> ExecutorInfo: ...
 
-    @property
-    def waited(self) -> float:
-        """Total seconds for which its ranks have waited for each other."""
-
     def shard_load(self) -> ShardLoad | None:
         """Starts counting. None if no experts are shared, or if this process has none of them."""
 

@@ -43,8 +43,8 @@ class FarLoad:
 
 class GroupExecutor:
     """Raises PeerGone after a rank of this group has ended. If another process has ended or does not answer,
-    this process ends, and its supervisor starts all again. busy: whether any group had rows in the last step.
-    waited: of the first rank."""
+    this process ends, and its supervisor starts all again. busy: whether any group had rows in the last
+    step."""
 
     awake, wakes = False, None  # see `Executor`
 
@@ -58,7 +58,7 @@ class GroupExecutor:
         loading.set()
         self.pulse = Pulse(gang.signs, partial(_lost, weakref.ref(gang), loading), LOADING)
         self.close = weakref.finalize(self, _end, gang, self.pulse, self._orderly)
-        self.busy, self.waited, self._load = False, 0.0, FarLoad()
+        self.busy, self._load = False, FarLoad()
         try:
             gang.wait_until_loaded()
             found = [self._receive(i) for i in range(len(gang.links))]
@@ -84,7 +84,7 @@ class GroupExecutor:
             assert isinstance(found, Stepped)
             if self._compares:
                 self._compare(found.result)
-        self.busy, self.waited = found.busy, found.waited
+        self.busy = found.busy
         self._load.sent, self._load.rows = found.sent, found.shards
         return Ran(found.result)
 

@@ -10,13 +10,11 @@ from nextn.scheduler.plan import StepResult
 
 
 class Stepped(NamedTuple):
-    """From the group's first rank, after each plan. busy: whether any group had rows. waited: total seconds
-    of this rank. sent: total bytes of all ranks of the group. shards: see
-    `nextn.engine.executor.ShardLoad`."""
+    """From the group's first rank, after each plan. busy: whether any group had rows. sent: total bytes of
+    all ranks of the group. shards: see `nextn.engine.executor.ShardLoad`."""
 
     result: StepResult
     busy: bool
-    waited: float
     sent: int
     shards: ShardRows | None
 

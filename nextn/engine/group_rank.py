@@ -142,7 +142,7 @@ class _Rank:
         if result.ran or self._working:
             shards.stepped(idle=not result.ran)
         self._working = result.ran
-        return Stepped(result, world.busy, world.waited, world.sent_by_group, shards.rows)
+        return Stepped(result, world.busy, world.sent_by_group, shards.rows)
 
     def _all_have_loaded(self) -> None:
         self._pulse.expect(SILENT)

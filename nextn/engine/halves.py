@@ -14,8 +14,8 @@ from nextn.layers.batch import Span
 
 LEAST_ROWS = 16  # of a step; with fewer rows, most time is for weights, which both halves read
 WORTH = 0.1  # halves are tried if ranks wait for at least this part of a step
-EVERY, TRIAL = 64, 4  # steps of one size from one trial to the next, and steps of a trial
-KEPT = 8  # number of last steps of each way that are compared
+EVERY, TRIAL = 256, 16  # steps of one size from one trial to the next, and steps of a trial
+KEPT = 16  # number of last steps of each way that are compared
 BETTER = 0.97  # halves are used if they take at most this part of the time of whole steps
 
 

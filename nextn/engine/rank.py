@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -47,6 +48,7 @@ from nextn.speculative.layered import LayeredDrafter
 from nextn.speculative.mixed_drafter import MixedDrafter
 from nextn.speculative.mtp import MTPDrafter
 from nextn.speculative.ngram_drafter import NGramDrafter
+from nextn.waits import NO_WAITS, Waits
 
 
 def make_runner(config: EngineConfig, ranks: Ranks | None = None, ep_rank: EPRank | None = None) -> Runner:
@@ -84,11 +86,24 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, ep_rank: EPRan
     if together is not None and ranks is not None and ranks.gpus is not None:
         ranks.least(0)  # others may still load, for longer than a collective would wait
     kind = Runner if whole_steps is None else DeviceRunner
-    runner = kind(info, model, pool, drafter, choose, speculation.simulated, chooser, together)
+    waits = _waits(ranks, together)
+    runner = kind(info, model, pool, drafter, choose, speculation.simulated, chooser, together, waits)
     if whole_steps is not None:
         assert isinstance(runner, DeviceRunner)
         start_on_device(whole_steps, runner)
     return runner
+
+
+def _waits(ranks: Ranks | None, together: SharedPass | None) -> Callable[[], Waits] | None:
+    """See `Runner`."""
+    if ranks is None:
+        return None if together is None else lambda: together.world.waits
+
+    def of_both() -> Waits:
+        found = NO_WAITS if together is None else together.world.waits
+        return found._replace(group=ranks.waited)
+
+    return of_both
 
 
 def runner_or_none(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from operator import not_
 
@@ -33,6 +33,7 @@ from nextn.speculative.state import RequestState
 from nextn.speculative.verifier import Verified, Verifier, VerifySpan, grammatical
 from nextn.speculative.work import StepWork
 from nextn.trace import TRACE
+from nextn.waits import Waits
 
 NOTHING = Verified([], [])
 Rooted = tuple[RequestState, int]  # a request for which tokens are chosen, and its root's row in the step
@@ -53,13 +54,14 @@ class Runner:
         accept_length: float | None = None,
         chooser: Chooser | None = None,
         together: SharedPass | None = None,
+        waits: Callable[[], Waits] | None = None,
     ) -> None:
         """draw: the function that chooses tokens from logits; a backend may have its own. accept_length:
         simulated. chooser: the model, if it can choose tokens faster than it can return logits. together: set
-        if other engines share its experts."""
+        if other engines share its experts. waits: totals of this rank, if there are others."""
         self.together, self.world = together, None if together is None else together.world
         self.info, self.model, self.pool, self.drafter = info, model, pool, drafter
-        self.chooser = chooser
+        self.chooser, self._waits = chooser, waits
         self._counts = model.expert_counts if isinstance(model, CountsExperts) else None
         self.verifier = Verifier(draw, accept_length)
         alone = together is None and accept_length is None
@@ -77,7 +79,10 @@ class Runner:
         self.drafter.drop(self.states.pop(rid).drafting)
 
     def launch(self, plan: Plan) -> Ran:
-        return Ran(self.run(plan))
+        if self._waits is None:
+            return Ran(self.run(plan))
+        before, found = self._waits(), self.run(plan)
+        return Ran(dataclasses.replace(found, waits=self._waits().since(before)))
 
     def read_pages(self, pages: Sequence[int], into: Tensor) -> None:
         self.pool.read(pages, into)
@@ -93,10 +98,6 @@ class Runner:
 
     def refuse(self, reason: str) -> None:
         pass
-
-    @property
-    def waited(self) -> float:
-        return 0.0 if self.world is None else self.world.waited
 
     def expert_counts(self) -> ExpertCounts | None:
         counts = self._counts and self._counts()

@@ -38,14 +38,14 @@ class SharedPass:
         if self.halves is not None:
             cut, first = in_halves(spans)
             wanted = self.halves.wanted(rows)
-        begin, waited = time.perf_counter(), self.world.waited
         if not self.world.step(first, rows - first, wanted):
             return None
+        begin, before = time.perf_counter(), self.world.waits
         now = cut if self.world.in_halves else spans
         hidden = self.model.forward(self.model.batch(now, self.pool.page_size), self.pool)
         if self.halves is not None:
-            seconds = time.perf_counter() - begin
-            self.halves.took(rows, self.world.in_halves, seconds, self.world.waited - waited)
+            seconds, waited = time.perf_counter() - begin, self.world.waits.since(before).total
+            self.halves.took(rows, self.world.in_halves, seconds, waited)
         if self.balancer is not None:
             self.balancer.stepped()
         return hidden if spans else None

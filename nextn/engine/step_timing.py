@@ -56,8 +56,9 @@ def _time(executor: Executor, n: int, position: int, beyond: int, settings: Sequ
                 add_alike(executor, n, position)
                 start = time.perf_counter()
                 result = executor.launch(plan).result()
+                took = time.perf_counter() - start - result.waits.others
                 if step and result.work is not None:
-                    found.setdefault(result.work, []).append(time.perf_counter() - start)
+                    found.setdefault(result.work, []).append(took)
                 for i in range(n):
                     executor.drop(str(i))
             if made == 4:

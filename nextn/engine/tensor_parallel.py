@@ -115,10 +115,6 @@ class TensorParallelExecutor:
             self._busy = None
         return ticket
 
-    @property
-    def waited(self) -> float:
-        return self._ranks.waited + (0.0 if self.world is None else self.world.waited)
-
     def expert_counts(self) -> ExpertCounts | None:
         return self._runner.expert_counts()
 

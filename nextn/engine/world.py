@@ -52,11 +52,17 @@ def _share(config: EngineConfig, cfg: ModelConfig, rank: int) -> ExpertShare:
     spare = config.ep_num_redundant_experts
     dense = sum(not cfg.is_moe(i) for i in range(cfg.num_hidden_layers))
     layers = cfg.num_hidden_layers - dense
-    sizes = Sizes(
-        layers, cfg.n_routed_experts, cfg.n_routed_experts + spare, config.ep_size, dense_layers=dense
-    )
+    nodes, groups = nodes_of_shards(config), cfg.n_group
+    physical = cfg.n_routed_experts + spare
+    sizes = Sizes(layers, cfg.n_routed_experts, physical, config.ep_size, dense, nodes, groups)
     placement = initial_placement(config.init_expert_location, sizes)
-    return ExpertShare(rank, config.world_size, config.ep_size, placement, 1 + spare, dense)
+    return ExpertShare(rank, config.world_size, config.ep_size, placement, 1 + spare, dense, nodes, groups)
+
+
+def nodes_of_shards(config: EngineConfig) -> int:
+    """Number of machines, if each has the same number of whole shards: then a plan can keep groups of experts
+    on one machine. Otherwise 1."""
+    return config.nnodes if config.ep_size % config.nnodes == 0 else 1
 
 
 def _dynamic(config: EngineConfig) -> bool:

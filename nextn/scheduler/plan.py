@@ -12,6 +12,7 @@ from nextn.draft import Draft
 from nextn.request import Failure, TokenLogprob
 from nextn.speculative.state import RequestState
 from nextn.speculative.work import StepWork
+from nextn.waits import NO_WAITS, Waits
 
 
 class States(Protocol):
@@ -95,10 +96,11 @@ class SpanResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """spans: one for each of the plan's, in its order. work: what the step computed; None: unknown."""
+    """spans: one for each of the plan's, in order. work: what was done; None: unknown. waits: of rank 0."""
 
     spans: Sequence[SpanResult]
     work: StepWork | None = None
+    waits: Waits = NO_WAITS
 
     @property
     def ran(self) -> bool:

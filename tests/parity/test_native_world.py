@@ -19,6 +19,7 @@ from support.native_model import feed, in_chunks, native_model, pool_for, whole
 from support.worlds import InLockstep, in_world
 
 from nextn.distributed.expert_share import ExpertShare
+from nextn.distributed.expert_world import ExpertWorld
 from nextn.distributed.group import PeerGone
 from nextn.distributed.mesh_world import MeshWorld
 from nextn.distributed.placement import Placement
@@ -60,15 +61,26 @@ def check(
     config, tensors = random_checkpoint({**CONFIG, **(changes or {})}, 7, architecture)
     make = partial(native_model, config, tensors, level=level, fp8_rows=fp8_rows)
 
-    def work(model: InLockstep, group: int) -> Found:
+    def work(model: InLockstep, group: int) -> tuple[Found, ExpertWorld]:
         model.pool = pool_for(model.model, 4, 4, 0)  # of a group that has nothing to do
-        return of_group(config, model, group)
+        return of_group(config, model, group), model.world
 
+    apart = bool(options.get("apart"))
     found = in_world(make, work, placement, groups, each, shards, **options)
     for group, ranks in enumerate(found):
         want = of_group(config, make(), group)
-        for got in ranks:
+        for got, world in ranks:
             assert_equal(got, want)
+            check_waits(world, apart)
+
+
+def check_waits(world: ExpertWorld, apart: bool) -> None:
+    """Each kind of waiting is counted where it occurs."""
+    waits, several = world.waits, world.groups > 1
+    counted = (waits.step > 0, waits.dispatch > 0, waits.combine > 0, waits.slices > 0, waits.moves > 0)
+    assert counted == (True, several or not apart, True, world.share.slices > 1, False)
+    assert waits.others == several * (waits.step + waits.dispatch * (not apart))
+    assert waits.total == sum(waits[:4])
 
 
 SHAPES = few_or_all([(1, 2, 2), (2, 2, 1), (4, 2, 4)], [(2, 1, 1), (2, 2, 4), (4, 1, 2)])

@@ -31,6 +31,7 @@ LEAVES = {
     "speculation_config",
     "stats",
     "expert_load",
+    "waits",
     "other_engines",
     "params_check",
     "drafting_state",

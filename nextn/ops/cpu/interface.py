@@ -17,7 +17,7 @@ from ctypes import (
 )  # fmt: skip
 from struct import Struct
 
-INTERFACE = 27  # value of nx_interface in a library that fits this file
+INTERFACE = 28  # value of nx_interface in a library that fits this file
 F32, BF16, E4M3, INT8 = range(4)
 INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q4_1, Q5_0, Q5_1 = range(4, 14)  # few-bit codes (csrc/coded.h)
 KINDS = {  # their names
@@ -104,7 +104,7 @@ class World(Structure):
         ("rank", c_int32), ("size", c_int32), ("groups", c_int32), ("shards", c_int32),
         ("most_rows", c_int32), ("spins", c_int32), ("memory", c_void_p), ("sockets", c_void_p),
         ("dynamic", c_int32), ("epoch", c_int32), ("two", c_int32), ("rows", c_int32 * 64 * 2),
-        ("waited", c_int64), ("sent", c_int64), ("link", c_double), ("link_free", c_int64),
+        ("waited", c_int64 * 4), ("sent", c_int64), ("link", c_double), ("link_free", c_int64),
         ("all_sent", c_int64),
     )  # fmt: skip
 

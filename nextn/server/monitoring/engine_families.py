@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
@@ -10,6 +10,7 @@ from prometheus_client.utils import floatToGoString
 from nextn.expert_load import imbalance
 from nextn.server.process.engine_client import EngineClient
 from nextn.stats import SpecStats, TransferStats
+from nextn.waits import REASONS, Phase
 
 ACCEPTED_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)
 
@@ -76,6 +77,7 @@ def of_engine(client: EngineClient) -> Iterable[Metric]:
     yield counter("nextn:engine_busy_seconds", metrics.busy, "seconds in which the engine had work")
     waited = "seconds in which the engine's ranks waited for others, also in other groups' steps (--tp-size)"
     yield counter("nextn:rank_wait_seconds", total.waited, waited)
+    yield from of_phases(total.phases)
     sent = "bytes that the engine's ranks sent to others with which they share experts"
     yield counter("nextn:rank_sent_bytes", total.sent, sent)
     if stats.shard_rows is not None:
@@ -97,6 +99,22 @@ def of_engine(client: EngineClient) -> Iterable[Metric]:
     yield by_position(
         "vllm:spec_decode_num_accepted_tokens_per_pos", spec.accepted, 0, "drafts accepted, from 0"
     )
+
+
+def of_phases(phases: Mapping[str, Phase]) -> Iterable[Metric]:
+    """Metrics of an engine that has several ranks."""
+    if not phases:
+        return
+    took = "seconds of steps of an engine with several ranks, by phase: prefill, decode or idle"
+    steps = CounterMetricFamily("nextn:rank_step_seconds", took, labels=["phase"])
+    why = "seconds in which the engine's first rank waited for others, by phase and by what it waited for"
+    waits = CounterMetricFamily("nextn:rank_phase_wait_seconds", why, labels=["phase", "reason"])
+    for name, phase in phases.items():
+        steps.add_metric([name], phase.steps)
+        for reason, seconds in zip(REASONS, phase.waits.by_reason, strict=True):
+            waits.add_metric([name, reason], seconds)
+    yield steps
+    yield waits
 
 
 def of_transfers(transfer: TransferStats) -> Iterable[Metric]:

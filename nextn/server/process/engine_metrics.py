@@ -9,6 +9,7 @@ import math
 
 from nextn.drafting_state import DraftingState, drafting_words
 from nextn.stats import EngineStats, SpecStats, TransferStats
+from nextn.waits import Phase
 
 log = logging.getLogger("nextn.decode")
 
@@ -16,7 +17,7 @@ DEFAULT_STEPS = 40  # decode steps per interval, if there are no log lines
 # Minimum seconds of load between two lines about drafts: after a change, and without a change.
 CHANGED, STAYED = 5.0, 30.0
 
-TOTALS = ("prompt_tokens", "cached_tokens", "generated_tokens", "retracted", "waited", "sent")
+TOTALS = ("prompt_tokens", "cached_tokens", "generated_tokens", "retracted", "sent")
 TRANSFER_TOTALS = ("finished", "failed", "fallbacks", "pages", "bytes", "seconds")
 
 
@@ -57,6 +58,9 @@ class EngineMetrics:
         for name in TOTALS:
             setattr(total, name, getattr(self._before, name) + getattr(self.stats, name))
         total.transfer = summed(self._before.transfer, self.stats.transfer)
+        for phases in (self._before.phases, self.stats.phases):
+            for name, phase in phases.items():
+                total.phases[name] = total.phases.get(name, Phase()).plus(phase)
         return total
 
 

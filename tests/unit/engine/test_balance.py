@@ -1,20 +1,16 @@
-"""An engine whose experts move while it serves: its texts are the same, and it ends when a rank does while
-others wait for it. (Bits: tests/parity/test_live_balance.py.)"""
+"""An engine whose experts move while it serves: its texts are the same. (Bits:
+tests/parity/test_live_balance.py. Ranks that end: tests/unit/engine/test_ep_faults.py.)"""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
-import time
 from collections.abc import Iterator
 
 import pytest
-from support.engine_runs import executor_of, request
+from support.engine_runs import executor_of
 from support.native_kernels import built_levels
 
 from nextn.config import EngineConfig
-from nextn.distributed.group import PeerGone
 from nextn.engine.balance import Balancer
 from nextn.engine.engine import Engine
 from nextn.request import Request, SamplingParams
@@ -30,15 +26,9 @@ BALANCED = dataclasses.replace(
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """Its rank is stopped by the last test."""
     made = Engine(BALANCED)
     yield made
     executor_of(made).close()
-
-
-def steps(engine: Engine) -> None:
-    while True:
-        engine.step()
 
 
 def balancer_of(engine: Engine) -> Balancer:
@@ -59,20 +49,12 @@ def test_texts_are_the_same(engine: Engine) -> None:
     assert found[0] == found[1]
     assert balancer_of(engine).rebalancings >= 1
     assert balancer_of(engine).moved >= 1
-
-
-def test_a_rank_that_is_gone_ends_all(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the other waits for it in a rebalancing."""
-    balancer, [process] = balancer_of(engine), executor_of(engine).processes.values()
-    look = balancer._look
-
-    def killing() -> None:
-        os.kill(process.pid, signal.SIGSTOP)
-        look()
-
-    monkeypatch.setattr(balancer, "_look", killing)
-    engine.add(request("a", tokens=900))
-    began = time.monotonic()
-    with pytest.raises(PeerGone, match=r"rank 1 (has ended|does not answer)"):
-        steps(engine)
-    assert time.monotonic() - began < 60
+    phases = engine.stats().phases
+    assert phases.keys() == {"prefill", "decode"}
+    for phase in phases.values():
+        waits = phase.waits
+        assert min(waits.step, waits.dispatch, waits.combine, waits.group) > 0
+        assert (waits.slices, waits.others) == (0, 0)  # each expert is on one rank; there is one group
+        assert waits.total < phase.steps
+    assert phases["decode"].waits.moves > 0
+    assert made.stats().phases == {}

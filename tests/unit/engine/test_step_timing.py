@@ -22,6 +22,7 @@ from nextn.scheduler.plan import Plan, SpanResult, StepResult
 from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.state import RequestState
 from nextn.speculative.work import StepWork
+from nextn.waits import Waits
 
 PAGE = 16
 COST = StepCost(2e-3, 1e-4, 5e-4, (8, 2), a_pass=3e-4, pass_row=2e-5, request=5e-5)
@@ -39,10 +40,13 @@ class Clock:
 
 
 class Steps:
-    """An executor whose steps take what a cost says; every second guess holds."""
+    """An executor whose steps take what a cost says; every second guess holds. late: seconds by which other
+    groups are late in every second step."""
 
-    def __init__(self, clock: Clock, cost: StepCost, tokens: int = 1 << 17, busy: float = 0.0) -> None:
-        self.clock, self.cost, self.busy = clock, cost, busy
+    def __init__(
+        self, clock: Clock, cost: StepCost, tokens: int = 1 << 17, busy: float = 0.0, late: float = 0.0
+    ) -> None:
+        self.clock, self.cost, self.busy, self.late = clock, cost, busy, late
         pages = tokens // PAGE
         self.info = SimpleNamespace(vocab_size=99, experts=(8, 2), page_size=PAGE, pages=pages, device="cpu")
         self.sizes: list[int] = []
@@ -74,7 +78,10 @@ class Steps:
         seconds = self.cost.base(work) + self.cost.extra(work)
         self.clock.now += seconds * (1.0 + self.busy * (self.count % 3 > 0))
         guesses = Draft([3] * made) if made else NO_DRAFT
-        return Ran(StepResult([SpanResult([5], guesses) for _ in spans], work))
+        late = self.late * (self.count % 2)
+        self.clock.now += late
+        waits = Waits(step=late, combine=seconds / 2, others=late)
+        return Ran(StepResult([SpanResult([5], guesses) for _ in spans], work, waits))
 
 
 @pytest.fixture
@@ -124,6 +131,15 @@ def test_a_busy_machine_is_noticed_and_only_adds_to_times(clock: Clock) -> None:
     found, calm = timed(Steps(clock, COST, busy=0.9))
     assert not calm
     assert found.rows(4) == pytest.approx(COST.rows(4), rel=0.02)
+
+
+def test_time_in_which_other_groups_are_late_does_not_count(clock: Clock) -> None:
+    """They measure at the same time, or load for longer."""
+    found, calm = timed(Steps(clock, COST, late=0.05))
+    assert calm
+    work = StepWork(24, 16, (8, 8), 8, 16)
+    assert found.base(work) == pytest.approx(COST.base(work), rel=0.01)
+    assert found.extra(work) == pytest.approx(COST.extra(work), rel=0.02)
 
 
 def test_a_slow_model_is_not_timed_for_long(clock: Clock) -> None:

@@ -73,7 +73,7 @@ class Broken:
     """Runs nothing."""
 
     def __init__(self, runner):
-        self.info, self.awake, self.wakes, self.waited = runner.info, False, None, 0.0
+        self.info, self.awake, self.wakes = runner.info, False, None
         self.expert_counts = lambda: None
         self.said = []
 

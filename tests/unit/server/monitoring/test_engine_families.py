@@ -13,6 +13,7 @@ from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
 from nextn.stats import EngineStats, TransferStats
 from nextn.terminal.scrape import Scrape
+from nextn.waits import Phase, Waits
 
 
 def test_one_engine_has_no_label() -> None:
@@ -64,6 +65,29 @@ def test_the_balance_of_experts() -> None:
     assert imbalances(metrics) == [1.5]
     text = metrics.render().decode()
     assert 'nextn:rank_sent_bytes_total{dp_rank="1"} 5.0' in text  # as all totals, over a restart
+
+
+def test_what_ranks_wait_for() -> None:
+    """By phase and reason, over a restart. The total has no labels."""
+    client = EngineClient()
+    text = Metrics(client).render().decode()
+    assert "nextn:rank_wait_seconds_total 0.0" in text
+    assert "rank_step" not in text
+    decode = Phase(8.0, Waits(step=1.0, combine=0.5, others=1.0))
+    client.metrics.on_step(EngineStats(phases={"decode": decode, "prefill": Phase(2.0, Waits(0.25))}), 0.1)
+    client.metrics.engine_gone()
+    client.metrics.on_step(EngineStats(phases={"decode": decode}), 0.1)
+    text = Metrics(client).render().decode()
+    for line in (
+        "rank_wait_seconds_total 3.25", 'rank_step_seconds_total{phase="decode"} 16.0',
+        'rank_step_seconds_total{phase="prefill"} 2.0',
+        'rank_phase_wait_seconds_total{phase="decode",reason="step"} 2.0',
+        'rank_phase_wait_seconds_total{phase="decode",reason="combine"} 1.0',
+        'rank_phase_wait_seconds_total{phase="decode",reason="dispatch"} 0.0',
+        'rank_phase_wait_seconds_total{phase="prefill",reason="step"} 0.25',
+    ):  # fmt: skip
+        assert f"nextn:{line}\n" in text
+    assert 'phase="idle"' not in text
 
 
 def test_transfers() -> None:
