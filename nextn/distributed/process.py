@@ -11,14 +11,15 @@ import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
-from nextn.distributed.life import how_it_ended
+from nextn.distributed.life import StopWatch, how_it_ended
 from nextn.distributed.memory import Memory
 
 END_SECONDS = 2.0  # for a rank to end by itself; then it is killed
 
 
 class RankProcess:
-    """link: both ways, for pickled objects. sentinel: a descriptor that is readable when it has ended."""
+    """link: both ways, for pickled objects. sentinel: a descriptor that is readable when it has ended. watch:
+    whether it is stopped."""
 
     def __init__(self, module: str, memories: Sequence[Memory]) -> None:
         ours, theirs = socket.socketpair()
@@ -33,6 +34,7 @@ class RankProcess:
         theirs.close()  # otherwise neither end would notice that the other is closed
         os.close(alive)
         self.link = Connection(ours.detach())
+        self.watch = StopWatch(self._popen.pid)
 
     @property
     def pid(self) -> int:

@@ -1,13 +1,16 @@
-"""Heartbeats: every rank increases a counter and watches those of the others. A rank that is stopped
+"""Heartbeats: every rank increases a counter and watches those of the others. A rank that does not run
 (SIGSTOP, a frozen container, a machine that swaps) does not end, so without this the others would wait
-forever."""
+forever. If the rank is on the same machine, the system says that it is stopped, which takes less time."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Protocol
+
+from nextn.distributed.life import StopWatch
 
 EVERY = 0.2  # seconds between two beats
 SILENT = 4.0  # seconds without a beat after which a rank counts as gone
@@ -24,10 +27,17 @@ class Beating(Protocol):
 
 class Pulse:
     """Runs in its own thread until `stop`. lost(rank, what): called once, in that thread, for the first rank
-    that has ended or was silent for too long; `what` says which of the two. silent: seconds."""
+    that has ended, is stopped or was silent for too long; `what` says which of these. silent: seconds.
+    watches: of those ranks that are processes of this machine."""
 
-    def __init__(self, ranks: Beating, lost: Callable[[int, str], None], silent: float = SILENT) -> None:
-        self._ranks, self._lost, self._silent = ranks, lost, silent
+    def __init__(
+        self,
+        ranks: Beating,
+        lost: Callable[[int, str], None],
+        silent: float = SILENT,
+        watches: Mapping[int, StopWatch] = MappingProxyType({}),
+    ) -> None:
+        self._ranks, self._lost, self._silent, self._watches = ranks, lost, silent, watches
         self._since = time.monotonic()  # silence before that does not count
         self._stopped = threading.Event()
         ranks.beat()  # at once: some others watch only ranks that have begun to beat
@@ -65,3 +75,7 @@ class Pulse:
                     self._lost(rank, "does not answer")
                     return
             beats = found
+            for rank, watch in self._watches.items():
+                if watch.stopped:
+                    self._lost(rank, "is stopped")
+                    return

@@ -138,10 +138,13 @@ class Gang:
 
 
 def check_processes(processes: Mapping[int, RankProcess]) -> None:
-    """To be called while waiting for ranks. Raises PeerGone if a process has ended."""
+    """To be called while waiting for ranks. Raises PeerGone if a process has ended or is
+    stopped."""
     for rank, process in processes.items():
         if process.ended:
             raise PeerGone(f"rank {rank} has ended ({process.how_it_ended()}) while others were waited for")
+        if process.watch.stopped:
+            raise PeerGone(f"rank {rank} is stopped while others are waited for")
 
 
 def start(

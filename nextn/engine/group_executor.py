@@ -56,7 +56,8 @@ class GroupExecutor:
         self._orderly = [True]
         loading = threading.Event()
         loading.set()
-        self.pulse = Pulse(gang.signs, partial(_lost, weakref.ref(gang), loading), LOADING)
+        watches = {gang.members.rank(rank): process.watch for rank, process in gang.processes.items()}
+        self.pulse = Pulse(gang.signs, partial(_lost, weakref.ref(gang), loading), LOADING, watches)
         self.close = weakref.finalize(self, _end, gang, self.pulse, self._orderly)
         self.busy, self._load = False, FarLoad()
         try:

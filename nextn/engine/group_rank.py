@@ -17,6 +17,7 @@ import torch
 from nextn.config import EngineConfig
 from nextn.distributed import rendezvous
 from nextn.distributed.group import PeerGone
+from nextn.distributed.life import StopWatch
 from nextn.distributed.members import Members
 from nextn.distributed.mesh import MeshRanks
 from nextn.distributed.pulse import LOADING, SILENT, Pulse
@@ -86,7 +87,7 @@ class _Rank:
         self._link, self._parent = link, parent
         self._working = False  # whether its group had rows in the last step
         self._word = LastWord(word, self._all_have_loaded)
-        self._pulse = Pulse(signs, self._lost, LOADING)
+        self._pulse = Pulse(signs, self._lost, LOADING, {} if parent is None else {0: StopWatch(parent)})
 
     def run(self, ep_rank: EPRank) -> int:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from multiprocessing import connection
+from socket import socket
 
 from nextn.config import EngineConfig
 from nextn.distributed.process import RankProcess
@@ -18,6 +19,7 @@ from nextn.engine.gang import start
 log = logging.getLogger("nextn.engine")
 
 AGAIN, MOST = 0.5, 30.0  # seconds before ranks that have ended are started again; doubled while they fail
+LOOK = 0.2  # seconds between two checks whether a rank is stopped
 
 
 def run_node(config: EngineConfig) -> int:
@@ -45,17 +47,23 @@ class _RankEnded(Exception):
 
 
 def _run(config: EngineConfig) -> set[int]:
-    """Runs the ranks and returns their exit codes. When one of them or rank 0 ends, all end."""
+    """Runs the ranks and returns their exit codes. When one of them or rank 0 ends or is stopped, all end."""
     processes: dict[int, RankProcess] = {}
 
     def check() -> None:
-        if any(process.ended for process in processes.values()):
-            raise _RankEnded
+        for rank, process in processes.items():
+            if process.watch.stopped:
+                log.critical("rank %d is stopped", rank)
+                raise _RankEnded
+            if process.ended:
+                raise _RankEnded
 
     try:
         start(config, None, processes)
         with attend(config.rank_0, config.node_rank, config.dist_timeout, check) as rank_0:
-            connection.wait([rank_0, *(process.sentinel for process in processes.values())])
+            ends: list[socket | int] = [rank_0, *(process.sentinel for process in processes.values())]
+            while not connection.wait(ends, LOOK):
+                check()
     except TimeoutError as e:
         log.critical("%s", e)
         return {REFUSED}

@@ -64,7 +64,8 @@ class TensorParallelExecutor:
         self._lost = threading.Lock()
         self._busy: int | None = threading.get_ident()  # the thread that starts the engine, or runs a step
         own = weakref.ref(self)
-        pulse = Pulse(self._ranks, partial(_lost, own), LOADING)
+        watches = {rank: process.watch for rank, process in self.processes.items()}
+        pulse = Pulse(self._ranks, partial(_lost, own), LOADING, watches)
         self.close = weakref.finalize(self, _end, self._gang, pulse, self._last)
         if self.processes:
             args = (own, self.processes)

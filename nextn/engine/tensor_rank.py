@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from nextn.config import EngineConfig
 from nextn.distributed import rendezvous
 from nextn.distributed.group import PeerGone
-from nextn.distributed.life import die_with_parent
+from nextn.distributed.life import StopWatch, die_with_parent
 from nextn.distributed.process import opened
 from nextn.distributed.pulse import LOADING, SILENT, Pulse
 from nextn.distributed.ranks import Ranks
@@ -82,7 +82,7 @@ def run(
             os.kill(parent, signal.SIGKILL)  # for its supervisor to start another
         os._exit(LOST)
 
-    pulse = Pulse(ranks, lost, LOADING)
+    pulse = Pulse(ranks, lost, LOADING, {} if parent is None else {0: StopWatch(parent)})
     try:
         runner = runner_or_none(config, ranks.rank, link, ranks, ep_rank)
         if runner is None:

@@ -4,12 +4,12 @@ log-probabilities, which some of the requests ask for: each depends on all logit
 Native kernels (bf16) or plain torch (f32); MTP off or 1, 2, 3 drafts in a chain, as many as pay, n-grams, or
 trees; prompts whole or in chunks of 16 tokens; radix cache, none, or a pool so small that requests are
 retracted; one request at a time or all at once; T = 0 and seeded T = 1. Every combination must give the token
-ids and log-probabilities of the plainest one on the same kernels, to the bit. Each kind of drafts is tried
-with chunks and without, or with another kind that has the rest; so are the caches. Some are tried where
-several ranks run the steps, or each step is planned ahead (`ELSEWHERE`); as many drafts hold there. On plain
-torch there is one. `make test-all` has more.
+ids and log-probabilities of the plainest one on the same kernels, to the bit. `HERE` runs in this process.
+`ELSEWHERE` runs on several ranks, or plans each step ahead; there as many drafts must be accepted as in this
+process. `make test-all` runs more combinations.
 """
 
+import functools
 import random
 
 import pytest
@@ -35,44 +35,51 @@ CACHES = {
     "retracted": {"kv_cache_tokens": 320, "page_size": 4},
 }
 
-# A cache that is so small that requests are retracted is a radix cache, too. Chains of 1 and 3 are no other
-# kind than one of 2, and one tree none than the other.
+# "retracted" is a radix cache, too. Chains of 1, 2 and 3 drafts run the same code; so do both trees.
+# ELSEWHERE also runs chains and trees in this process, to compare acceptance.
 HERE = few_or_all(
     [
-        (1, "chunks", "retracted"),
         ("auto", "chunks", "radix"),
         ("NGRAM", "whole", "radix"),
-        ("NEXTN+NGRAM", "chunks", "retracted"),
-        ((4, 2, 7), "chunks", "radix"),
     ],
     [
+        ("NEXTN+NGRAM", "chunks", "retracted"),
+        ((4, 2, 7), "chunks", "radix"),
         (0, "chunks", "naive"),
+        (1, "chunks", "retracted"),
         (3, "whole", "naive"),
         ("auto", "whole", "naive"),
         ("NGRAM", "chunks", "retracted"),
     ],
 )
 
-# Who is scheduled and what is cached does not depend on the kernels.
+# One combination is enough: neither the scheduler nor the caches depend on the kernels.
 ON_PLAIN_TORCH = [((2, 3, 8), "whole", "retracted")]
 
-# So many ranks run the steps. Ahead: each step is planned before the result of the last one is read, here in
-# a thread. Nearly every kind of drafts goes to ranks, and ahead. Where there are two runs, drafts are kept
-# alike. What crosses to ranks does not depend on the kernels.
+# Each run is a number of ranks. "ahead": each step is planned before the result of the last one is read, here
+# in a thread. Acceptance is compared with a run of one rank that is not ahead, but not with "auto", where it
+# depends on times, nor where requests are retracted "ahead", since these lose more drafts.
+TREE = ((4, 2, 7), "chunks", "retracted")
 ELSEWHERE = few_or_all(
     [
-        ("cpu", (0, "chunks", "radix"), ("1 ahead",)),
-        ("cpu", (2, "chunks", "radix"), ("1", "1 ahead")),
+        ("cpu", (0, "whole", "radix"), ("2 ahead",)),
+        ("cpu", (2, "chunks", "radix"), ("1 ahead", "2", "4")),  # four ranks on two cores take turns
+        ("cpu", (2, "whole", "retracted"), ("1 ahead",)),
         ("cpu", ("auto", "whole", "retracted"), ("2 ahead",)),
-        ("cpu", ("NEXTN+NGRAM", "chunks", "radix"), ("1", "2")),
+        ("cpu", ("NEXTN+NGRAM", "chunks", "radix"), ("2",)),
         ("cpu", ((2, 3, 8), "whole", "naive"), ("1 ahead",)),
-        ("cpu", ((4, 2, 7), "chunks", "retracted"), ("2",)),
+        ("cpu", TREE, ("2",)),
     ],
     [
-        ("cpu", (2, "chunks", "radix"), ("1", "2")),
-        ("cpu", ("NEXTN+NGRAM", "whole", "naive"), ("1", "2")),
-        ("cpu", ((4, 2, 7), "chunks", "retracted"), ("1", "4")),  # on two cores, they take turns
-        ("reference", (2, "chunks", "radix"), ("1", "2")),
+        ("cpu", (0, "chunks", "radix"), ("1 ahead", "2", "4")),
+        ("cpu", (0, "whole", "retracted"), ("2", "4 ahead")),
+        ("cpu", (2, "whole", "naive"), ("2 ahead", "4 ahead")),
+        ("cpu", (3, "chunks", "retracted"), ("2", "4", "2 ahead")),
+        ("cpu", ("auto", "chunks", "radix"), ("4",)),
+        ("cpu", ("NEXTN+NGRAM", "whole", "naive"), ("2", "4")),
+        ("cpu", ((2, 3, 8), "chunks", "radix"), ("2 ahead", "4 ahead")),
+        ("cpu", TREE, ("1 ahead", "4")),
+        ("reference", (2, "chunks", "radix"), ("2",)),
     ],
 )
 
@@ -80,20 +87,17 @@ SHARED_EXPERTS = {
     "ep_size": 2, "ep_num_redundant_experts": 2, "enable_eplb": True, "eplb_rebalance_num_iterations": 3,
 }  # fmt: skip
 
-# Two ranks as on two machines, over sockets, each with a part of every expert or with whole ones, which move.
-ON_NODES = [
-    ("auto", "chunks", "naive", {}),
-    ((2, 3, 8), "whole", "retracted", SHARED_EXPERTS),
-]  # fmt: skip
+# Two ranks as on two machines, over sockets. Each has a part of every expert, or whole experts, which move.
+ON_NODES = [(("auto", "chunks", "naive"), {}), (TREE, SHARED_EXPERTS)]
 
-# Parts of it leave one way to go on, which is drafted without the drafter.
+# In parts of it only one token is allowed. That token becomes the draft, without the drafter.
 FORM = Constraint("regex", r'\{"name": "[a-z]{1,4}", "is": "(red|blue)", "size": [0-9]{1,9}\}')
 
 
 def work(llm):
     """Four prompts greedily, the same four at T = 1, one with filters and penalties, one by a grammar; on
-    plain torch some of these. The last two end before the others: for the guesses of such requests, and of no
-    others, the native kernels ask."""
+    plain torch some of these. For the last two, the native kernels call back for each draft; they end before
+    the others, so that steps with and without such requests occur."""
     texts = heldout_prompts(4)
     prompts = [llm.tokenizer.encode(t)[:n] for t, n in zip(texts, (120, 60, 97, 80), strict=True)]
     backend = llm.engine.config.kernel_backend
@@ -127,7 +131,7 @@ def request(llm, rid, prompt, params):
 
 
 def speculation(drafts):
-    """A chain so deep, or a tree of (steps, topk, nodes and root)."""
+    """Options. drafts: the depth of a chain, or a tree as (steps, topk, nodes with the root), or a name."""
     if drafts == "auto":
         return {"speculative_num_steps": "auto"}
     if drafts in ("NGRAM", "NEXTN+NGRAM"):
@@ -143,7 +147,7 @@ def shown(done):
 
 
 def with_retractions(llm, prompts, params):
-    """All at once in a small pool; besides, every fifth step the last in order has to go."""
+    """All at once in a small pool. Also, the last request is retracted every fifth step."""
     engine = llm.engine
     got = {str(i): Heard() for i in range(len(prompts))}
     for rid, prompt, p in zip(got, prompts, params, strict=True):
@@ -161,7 +165,7 @@ def with_retractions(llm, prompts, params):
 
 
 class Heard:
-    """What an engine said of one request."""
+    """What an engine has returned for one request, in the form of `shown`."""
 
     def __init__(self):
         self.shown = ([], None, None)
@@ -185,8 +189,13 @@ def backend(request):
     return request.param
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def plain(backend):
+    return plainest(backend)
+
+
+@functools.cache  # not a fixture of the module, because pytest would make that again for each combination
+def plainest(backend):
     """One request at a time, no drafts, whole prompts, no prefix cache."""
     options = {"kernel_backend": backend, "threads": 1, "kv_cache_tokens": 512}
     llm = LLM(**options, speculative_num_steps=0, disable_radix_cache=True)
@@ -226,10 +235,10 @@ def test_text_is_the_same(plain, backend, combination):
     else:
         together = shown(llm.generate(prompts, params))
     assert together == plain
-    if drafts and drafts != "auto":  # whether that one drafts is a matter of speed
-        # N-grams find little in texts so short.
+    if drafts and drafts != "auto":  # "auto" may decide not to draft
+        # In texts so short, n-grams find little.
         assert llm.engine.stats().spec.accept_length > (1.0 if isinstance(drafts, str) else 1.2)
-    # One at a time, on whatever the first pass left in the prefix cache.
+    # One at a time, with the pages that are in the prefix cache now.
     some = sorted({*range(0, len(plain), 4), len(plain) - 1})
     alone = [shown(llm.generate([prompts[i]], params[i]))[0] for i in some]
     assert alone == [plain[i] for i in some]
@@ -237,16 +246,20 @@ def test_text_is_the_same(plain, backend, combination):
         assert llm.engine.stats().cached_tokens > 0
 
 
-def computed(backend, combination, **options):
-    """The answers to all of `work` and the engine's statistics. What steps take would make schedules differ,
-    and with them retractions, so prompts are cut by tokens alone."""
+def options_of(backend, combination):
     drafts, chunk, cache = combination
-    options |= {**speculation(drafts), **CHUNKS[chunk], **CACHES[cache]}
+    more = {**speculation(drafts), **CHUNKS[chunk], **CACHES[cache]}
+    return {"kernel_backend": backend, "threads": 1, "check_integrity": True, **more}
+
+
+def computed(backend, combination, **options):
+    """The answers to all of `work`, and the engine's statistics. Prompts are cut by tokens alone: if the
+    times of steps counted too, schedules would differ, and with them retractions."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "_prompts", lambda config, *_: PromptBudget(config.chunked_prefill_size))
-        llm = LLM(kernel_backend=backend, check_integrity=True, threads=1, **options)
+        llm = LLM(**options_of(backend, combination), **options)
     prompts, params = work(llm)
-    if cache == "retracted":
+    if combination[2] == "retracted":
         found = with_retractions(llm, prompts, params)
     else:
         found = shown(llm.generate(prompts, params))
@@ -255,41 +268,44 @@ def computed(backend, combination, **options):
     return found, stats
 
 
+@functools.cache
+def drafted_by_one(backend, combination):
+    """Acceptance and retractions of one rank whose steps are not planned ahead."""
+    found, stats = computed(backend, combination, overlap_schedule="off")
+    assert found == plainest(backend)
+    assert stats.spec.accept_length > 1.2
+    return stats.spec, stats.retracted
+
+
 @pytest.mark.parametrize(("backend", "combination", "runs"), ELSEWHERE, indirect=["backend"], ids=str)
 def test_elsewhere(plain, backend, combination, runs):
-    """Ahead, and on several ranks, which compare what they found after every step: texts and acceptance are
-    those of one rank whose steps are not planned ahead."""
-    kept = []
+    """Ahead, and on several ranks, which compare their results after every step."""
+    drafts, _, cache = combination
     for run in runs:
         ranks, *ahead = run.split()
         options = {"tp_size": int(ranks), "overlap_schedule": "on" if ahead else "off"}
         found, stats = computed(backend, combination, **options)
         assert found == plain
-        kept.append((stats.spec, stats.retracted))
-    assert all(others == kept[0] for others in kept)
+        if drafts not in (0, "auto") and not (ahead and cache == "retracted"):
+            assert (stats.spec, stats.retracted) == drafted_by_one(backend, combination)
 
 
-# Sockets, and which drafts there are, do not depend on the kernels.
-@pytest.mark.parametrize("backend", ["cpu"], indirect=True)
-@pytest.mark.parametrize(("drafts", "chunk", "cache", "experts"), ON_NODES)
-def test_on_two_nodes(plain, backend, drafts, chunk, cache, experts, monkeypatch):
-    monkeypatch.setattr(build, "_prompts", lambda config, *_: PromptBudget(config.chunked_prefill_size))
-    options = {
-        **speculation(drafts), **CHUNKS[chunk], **CACHES[cache], "kernel_backend": backend, "threads": 1,
-        "check_integrity": True, "tp_size": 2, "nnodes": 2, "dist_init_addr": free_address(),
-        **experts,
-    }  # fmt: skip
-    run = with_retractions if cache == "retracted" else lambda *work: shown(work[0].generate(*work[1:]))
-    with ranks_of_other_nodes(engine_config(options)):
-        llm = LLM(**options)
-        assert run(llm, *work(llm)) == plain
-        llm.engine._executor.close()
+@pytest.mark.parametrize("backend", ["cpu"], indirect=True)  # sockets do not depend on the kernels
+@pytest.mark.parametrize(("combination", "experts"), ON_NODES)
+def test_on_two_nodes(plain, backend, combination, experts):
+    options = {"tp_size": 2, "nnodes": 2, "dist_init_addr": free_address(), **experts}
+    with ranks_of_other_nodes(engine_config(options_of(backend, combination) | options)):
+        found, stats = computed(backend, combination, **options)
+    assert found == plain
+    if combination[0] != "auto":
+        assert (stats.spec, stats.retracted) == drafted_by_one(backend, combination)
 
 
 @pytest.mark.parametrize("backend", ["cpu"], indirect=True)  # a schedule does not depend on the kernels
 @pytest.mark.parametrize("seed", few_or_all([1], [0, *range(2, 6)]))
 def test_random_arrivals_and_departures(plain, backend, seed):
-    """Requests come at random times in random order; some neighbours are aborted midway."""
+    """Requests come at random times in random order; others beside them are aborted midway. With odd seeds,
+    two ranks run the steps."""
     rng = random.Random(seed)
     llm = LLM(
         kernel_backend=backend,
@@ -300,6 +316,7 @@ def test_random_arrivals_and_departures(plain, backend, seed):
         max_running_requests=rng.choice([3, 8, 16]),
         page_size=rng.choice([1, 8, 16]),
         threads=rng.choice([1, 2, 3]),
+        tp_size=1 + seed % 2,
     )
     prompts, params = work(llm)
     jobs = [(f"r{i}", p, s) for i, (p, s) in enumerate(zip(prompts, params, strict=True))]
@@ -318,6 +335,7 @@ def test_random_arrivals_and_departures(plain, backend, seed):
     assert [got[f"r{i}"].shown for i in range(len(plain))] == plain
     engine.check_integrity()
     assert engine.stats().used_tokens == 0
+    getattr(engine._executor, "close", lambda: None)()
 
 
 @pytest.mark.parametrize("backend", ["cpu"], indirect=True)  # only the native kernels have 4 bits
@@ -334,7 +352,7 @@ def test_text_is_the_same_in_4_bits(backend):
 
 
 def test_across_a_block_of_keys(backend):
-    """Attention adds up by blocks of 256 keys; here one begins amid drafts and chunks."""
+    """Attention adds up by blocks of 256 keys; here a block begins within drafts and chunks."""
     tokens = []
     options = {"kernel_backend": backend, "threads": 1, "kv_cache_tokens": 2048}
     llm = LLM(**options, speculative_num_steps=0, disable_radix_cache=True)
@@ -363,7 +381,9 @@ def test_page_size_and_seed(plain, backend):
     assert stream not in (plain[4][0], other)
 
 
-@pytest.mark.parametrize("backend", ["cpu"], indirect=True)  # torch's threads share out no product this small
+@pytest.mark.parametrize(
+    "backend", ["cpu"], indirect=True
+)  # torch divides no product this small among threads
 def test_threads(plain, backend):
     """Any number gives the same bits."""
     llm = LLM(kernel_backend=backend, threads=3)

@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_ranks_that_are_killed() -> None:
-    """By this seed rank 0 while it works. (Rank 1: test_replica_texts.py.)"""
-    words = [sys.executable, str(ROOT / "benchmarks" / "kill_ranks.py"), "--kills", "1", "--seed", "26"]
+    """One is killed while a prompt is computed, and one of the next is stopped while it loads."""
+    words = [sys.executable, str(ROOT / "benchmarks" / "kill_ranks.py")]
+    words += ["--kills", "1", "--phase", "load", "--stops", "1"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

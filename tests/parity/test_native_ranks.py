@@ -51,6 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
     "JoyAI-LLM-Flash": JOYAI_FLASH,
     "DeepSeek-V2": DEEPSEEK_V2,
 }  # fmt: skip
+LENGTHS = (1, 23, 9, 262)  # of prompts
 Found = list[tuple[Tensor, ...]]
 
 
@@ -67,7 +68,8 @@ def of_ranks(make: Make, size: int, work: Callable[[NativeModel], Result]) -> li
     memory = Memory()
 
     def run(rank: int) -> Result:
-        ranks = SharedRanks(rank, size, memory, size, most_rows=300) if size > 1 else None
+        # Not more rows than the largest step has.
+        ranks = SharedRanks(rank, size, memory, size, most_rows=sum(LENGTHS)) if size > 1 else None
         with torch.inference_mode():
             return work(make(threads=1 + rank % 2, ranks=ranks))
 
@@ -79,7 +81,7 @@ def of_ranks(make: Make, size: int, work: Callable[[NativeModel], Result]) -> li
 
 def on_ranks(config: Mapping[str, Any], make: Make, size: int) -> list[Found]:
     """Of the same steps."""
-    prompts = [tokens(config["vocab_size"], n) for n in (1, 23, 9, 262)]
+    prompts = [tokens(config["vocab_size"], n) for n in LENGTHS]
 
     def work(model: NativeModel) -> Found:
         cut = feed(model, prompts, in_chunks(prompts, 40, 1))

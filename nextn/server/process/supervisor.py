@@ -21,7 +21,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from nextn.distributed.life import how_it_ended
+from nextn.distributed.life import StopWatch, how_it_ended
 from nextn.distributed.place import Place, places
 from nextn.server.process import logs
 from nextn.server.process.channel import Channel
@@ -35,6 +35,7 @@ log = logging.getLogger("nextn.server")
 FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0  # seconds before a start; doubled after each failed start
 WINDOW_SECONDS = 600.0  # --max-engine-restarts limits the restarts within this time
 LAST_WORDS_SECONDS = 0.5  # for messages of a dead engine that have not arrived yet
+LOOK_SECONDS = 0.2  # between two checks whether an engine that loads is stopped
 SOCKET_PATH_LIMIT = 80  # a Unix socket's path may have about 100 bytes
 STOP_SECONDS = 2.0  # an engine that has not ended by then is killed
 
@@ -92,7 +93,7 @@ class EngineHandle:
             self.died.set_result(None)
 
     async def ready(self) -> Ready:
-        """Waits until the engine is loaded. Raises StartupError if it fails or ends."""
+        """Waits until the engine is loaded. Raises StartupError if it fails, ends, or is stopped."""
         try:
             return await self._ready()
         finally:
@@ -108,7 +109,11 @@ class EngineHandle:
         failed = self.channel.listen(take)
         try:
             either: list[asyncio.Future[Any]] = [first, failed, self.died]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            watch = StopWatch(self.process.pid or 0)
+            while not any(future.done() for future in either):
+                await asyncio.wait(either, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if watch.stopped:  # a rank of it may be stopped as well, so none might notice
+                    raise StartupError("the engine process was stopped while starting")
             if failed.done():
                 failed.result()
             if not first.done():

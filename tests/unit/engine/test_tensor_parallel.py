@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.all_cases import few_or_all
 from support.engine_runs import executor_of, go_on, request, run
 from support.native_kernels import built_levels
 from support.processes import children, runs
@@ -32,7 +33,7 @@ CONFIG = EngineConfig(
 
 def test_a_rank_that_is_stopped_ends_all() -> None:
     """Within seconds, and nobody hangs, though nothing is to be done. (One that is killed:
-    tests/e2e/test_replica_texts.py.)"""
+    tests/e2e/test_tensor_parallel.py.)"""
     engine = Engine(dataclasses.replace(CONFIG, ep_size=2))
     [process] = executor_of(engine).processes.values()
     engine.add(request("a", tokens=900))
@@ -40,9 +41,9 @@ def test_a_rank_that_is_stopped_ends_all() -> None:
     engine.abort("a")
     os.kill(process.pid, signal.SIGSTOP)
     began = time.monotonic()
-    with pytest.raises(PeerGone, match=r"rank 1 (has ended|does not answer)"):
+    with pytest.raises(PeerGone, match="rank 1 is stopped"):
         go_on(engine)
-    assert time.monotonic() - began < 60  # about 5 s; how busy the machine is, nobody knows
+    assert time.monotonic() - began < 60  # about 3 s; how busy the machine is, nobody knows
     executor_of(engine).close()
     assert not runs(process.pid)
     with pytest.raises(PeerGone):
@@ -51,12 +52,14 @@ def test_a_rank_that_is_stopped_ends_all() -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
-        ({"tp_size": 3}, "--tp-size 3: the model's 4 heads cannot be divided by it"),
-        ({"tp_size": 2, "kv_cache_tokens": 8}, "less than one page of 16"),
-        ({"tp_size": 0}, "--tp-size is 0: it must be between 1 and 64"),
-        ({"tp_size": 65}, "--tp-size is 65: it must be between 1 and 64"),
-    ],
+    few_or_all(
+        [
+            ({"tp_size": 3}, "--tp-size 3: the model's 4 heads cannot be divided by it"),
+            ({"tp_size": 0}, "--tp-size is 0: it must be between 1 and 64"),
+            ({"tp_size": 65}, "--tp-size is 65: it must be between 1 and 64"),
+        ],
+        [({"tp_size": 2, "kv_cache_tokens": 8}, "less than one page of 16")],
+    ),
 )
 def test_what_cannot_be_is_refused_and_leaves_no_process(options: dict[str, Any], said: str) -> None:
     before = children(os.getpid())
