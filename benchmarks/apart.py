@@ -47,11 +47,21 @@ class Apart(Alone):
         self.fields = {"bootstrap_host": urlsplit(prefill.url).hostname, "bootstrap_port": port}
         self.rooms = random.Random()
 
+    def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
+        fields = {**self.fields, "bootstrap_room": self.rooms.randrange(ROOMS)}
+        return {"model": self.server.model, **body, **fields}
+
+    async def send_in_turn(self, body: dict[str, Any]) -> Reply:
+        """The same as `send`, but the decode server gets the request only after the whole prompt was
+        computed."""
+        body = self._asked(body)
+        await self._prefill(body)
+        return await stream(self.client, body)
+
     async def send(self, body: dict[str, Any]) -> Reply:
         """Returns the decode server's answer. The prefill server's answer is read and dropped: if it fails,
         the decode server computes the prompt itself."""
-        fields = {**self.fields, "bootstrap_room": self.rooms.randrange(ROOMS)}
-        body = {"model": self.server.model, **body, **fields}
+        body = self._asked(body)
         prefill = asyncio.ensure_future(self._prefill(body))
         try:
             return await stream(self.client, body)

@@ -93,7 +93,7 @@ NX_API uint64_t nx_read(void* pool, const void* p, int64_t bytes) {
     return read_all(*static_cast<Pool*>(pool), static_cast<const uint8_t*>(p), bytes);
 }
 
-// See csrc/pages.h. The pages are added to sums [32].
+// See csrc/pages.h. sums [32]: those of earlier pages before the call, and with these pages after it.
 NX_API void nx_read_pages(const uint8_t* pool, int layers, int64_t layer, int64_t run, const int64_t* pages, int n,
                           uint8_t* buffer, uint64_t* sums) {
     read_runs({layers, layer, run, pages, n}, pool, buffer, sums);

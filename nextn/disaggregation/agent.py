@@ -207,14 +207,19 @@ class DecodeAgent:
         remote, request = self._remotes.pop(event.rid), self._engine.transfers.fetching[event.rid]
         whole = self._engine.transfers.whole(request)  # the other server's number is not trusted
         slots = max(min(event.slots, whole), request.committed)
-        failure = None if event.error is None else self._failed(event.rid, remote, event.error)
+        failure = None if event.error is None else self._failed(request, remote, slots, event.error)
         return self._engine.transfers.fetched(event.rid, slots, event.cached_tokens, failure)
 
-    def _failed(self, rid: str, remote: Remote, error: str) -> Failure | None:
+    def _failed(self, request: Request, remote: Remote, slots: int, error: str) -> Failure | None:
+        """slots: number of slots that this engine has, those in its own prefix cache among them."""
         what = f"the prefill server at {remote.host}:{remote.port} failed: {error!r}"
         if not self._fallback:
             return Failure(PREFILL_FAILED, what)
-        log.warning("request %s: %s; its prompt is computed here", rid, what)
+        rest = len(request.tokens) - slots
+        log.warning(
+            "request %s: %s; %d of its prompt's tokens are here, and %d are computed here",
+            request.rid, what, slots, rest,
+        )  # fmt: skip
         self._sink.stats.fallbacks += 1
         return None
 

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nextn.disaggregation.checksum import of_sums
+from nextn.disaggregation.checksum import no_sums, of_sums
 from nextn.disaggregation.framing import TAIL
-from nextn.disaggregation.page_copies import PageCopies, no_sums
+from nextn.disaggregation.page_copies import PageCopies
 
 CHUNK = 256 << 10  # bytes
 

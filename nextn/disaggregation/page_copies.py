@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nextn.disaggregation.checksum import LANES, ROW, checksum, of_sums
-from nextn.ops.cpu.library import NoLibrary, library
+from nextn.disaggregation.checksum import ROW, checksum, kernels, no_sums, of_sums
 
 
 class PageCopies:
@@ -27,7 +26,7 @@ class PageCopies:
     def __init__(self, pool: Tensor, page_size: int) -> None:
         rows = pool.view(len(pool), -1, page_size * pool.shape[2]).view(torch.uint8)
         self._rows: NDArray[np.uint8] = rows.numpy()
-        self.native = _native() if self._rows.shape[2] % ROW == 0 else None
+        self.native = kernels() if self._rows.shape[2] % ROW == 0 else None
 
     @property
     def page_bytes(self) -> int:
@@ -66,14 +65,3 @@ class PageCopies:
 
     def _shaped(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return data.reshape(len(self._rows), -1, self._rows.shape[2])
-
-
-def no_sums() -> NDArray[np.uint64]:
-    return np.zeros(LANES, np.uint64)
-
-
-def _native() -> CDLL | None:
-    try:
-        return library()
-    except NoLibrary:
-        return None

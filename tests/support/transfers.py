@@ -4,6 +4,7 @@ so."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import select
@@ -45,11 +46,16 @@ def prompt_of(room: int, n: int) -> list[int]:
 
 
 def entries(what: Identity, tokens: Sequence[int]) -> Tensor:
-    """The KV entries of this prompt, in whole pages, as a function of its tokens."""
-    slots = -(-len(tokens) // what.page_size) * what.page_size
-    seed = torch.Generator().manual_seed(hash(tuple(tokens)) % (1 << 40))
-    data = torch.randint(-9, 9, (what.layers, slots, what.width), generator=seed)
-    return data.to(getattr(torch, what.dtype))
+    """The KV entries of this prompt, in whole pages, as a function of its tokens. Do not change them."""
+    return _entries(what.layers, what.page_size, what.width, what.dtype, tuple(tokens))
+
+
+@functools.lru_cache(4)
+def _entries(layers: int, page_size: int, width: int, dtype: str, tokens: tuple[int, ...]) -> Tensor:
+    slots = -(-len(tokens) // page_size) * page_size
+    seed = torch.Generator().manual_seed(hash(tokens) % (1 << 40))
+    data = torch.randint(-9, 9, (layers, slots, width), generator=seed, dtype=torch.int8)
+    return data.to(getattr(torch, dtype))
 
 
 class Prefill:

@@ -3,10 +3,14 @@ of one server that computes everything."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import copy
+import os
 import re
+import signal
 import urllib.error
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +76,12 @@ class Apart:
         self.decode = bench.server(*PARSERS, "--disaggregation-mode", "decode", name="decode")
         self.url = self.start([(self.prefill, self.bootstrap)], self.decode)
 
+    def behind(self, url: str, decode: LocalServer | None = None) -> Apart:
+        """The same servers behind another gateway, or with another decode server, too."""
+        other = copy.copy(self)
+        other.url, other.decode = url, decode or self.decode
+        return other
+
     def prefill_server(self, *options: str) -> tuple[LocalServer, int]:
         port = free_port()
         mode = ("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(port))
@@ -93,23 +103,33 @@ class Apart:
             until(lambda: is_ready(url), "the gateway does not find its servers healthy")
         return url
 
-    def same(self, path: str, body: dict[str, Any], url: str = "") -> tuple[Any, Any]:
+    def same(self, path: str, body: dict[str, Any], fetches: int = 1) -> tuple[Any, Any]:
         """Returns the answers of the gateway and of the single server, after checking that their contents are
-        equal."""
+        equal. fetches: the number of prompts whose pages the decode server has to fetch."""
         body = {"model": self.bench.model, **body}
-        found, expected = (plain_calls.post(at + path, body) for at in (url or self.url, self.alone.url))
-        expect_equal(said(found), said(expected), f"{path}")
+        with handed_over(self.decode, fetches, path):
+            found = plain_calls.post(self.url + path, body)
+        expected = plain_calls.post(self.alone.url + path, body)
+        expect_equal(said(found), said(expected), path)
         return found, expected
-
-    def handed_over(self) -> int:
-        """Number of requests whose pages the decode server has fetched from the prefill server."""
-        return int(transfers(self.decode, "finished"))
 
 
 def is_ready(url: str) -> bool:
     with contextlib.suppress(urllib.error.HTTPError):
         return plain_calls.get(url + "/readiness")["status"] == "ready"
     return False
+
+
+@contextlib.contextmanager
+def handed_over(decode: LocalServer, fetches: int, what: str, fallbacks: int = 0) -> Iterator[None]:
+    """Checks that within this context the decode server fetches the pages of so many prompts, and computes
+    the prompts of so many requests itself because their pages did not arrive."""
+    names = ("finished", "fallbacks")
+    before = [transfers(decode, name) for name in names]
+    yield
+    grown = [transfers(decode, name) - was for name, was in zip(names, before, strict=True)]
+    what += ": prompts handed over, and computed by the decode server after a failure"
+    expect_equal(grown, [fetches, fallbacks], what)
 
 
 def transfers(server: LocalServer, what: str) -> float:
@@ -144,18 +164,17 @@ def rounded(value: Any) -> Any:
 
 @checks("completions and chats")
 def whole(apart: Apart) -> str:
-    before = apart.handed_over()
     for more in ({}, SEEDED, {"stop": ["return"]}, {"max_tokens": 1}):
         apart.same("/v1/completions", PROMPT | more)
         apart.same("/v1/chat/completions", CHAT | more)
-    expect(apart.handed_over() > before, "the decode server has fetched no pages")
-    return "answers of one server: greedy, seeded, ended by a stop string, one token; pages were handed over"
+    return "answers of one server: greedy, seeded, ended by a stop string, one token; each was handed over"
 
 
 @checks("the same, streamed")
 def streams(apart: Apart) -> str:
     for path, body in (("/v1/completions", PROMPT), ("/v1/chat/completions", CHAT)):
-        chunks = plain_calls.streamed(apart.url + path, {"model": apart.bench.model, **body, **USAGE})
+        with handed_over(apart.decode, 1, path):
+            chunks = plain_calls.streamed(apart.url + path, {"model": apart.bench.model, **body, **USAGE})
         expected = plain_calls.post(apart.alone.url + path, {"model": apart.bench.model, **body})
         choices = [choice for chunk in chunks for choice in chunk["choices"]]
         text = "".join(c["text"] if "text" in c else c["delta"].get("content") or "" for c in choices)
@@ -168,11 +187,11 @@ def streams(apart: Apart) -> str:
 @checks("log-probabilities, n, several prompts")
 def fields(apart: Apart) -> str:
     apart.same("/v1/completions", PROMPT | {"logprobs": 2})
-    apart.same("/v1/completions", PROMPT | {"logprobs": 2, "echo": True})
+    apart.same("/v1/completions", PROMPT | {"logprobs": 2, "echo": True}, fetches=0)
     apart.same("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2})
     apart.same("/v1/chat/completions", CHAT | SEEDED | {"n": 2})
     apart.same("/v1/completions", PROMPT | SEEDED | {"n": 2})
-    apart.same("/v1/completions", PROMPT | SEEDED | {"n": 2, "prompt": [LONG, LONG[:300]]})
+    apart.same("/v1/completions", PROMPT | SEEDED | {"n": 2, "prompt": [LONG, LONG[:300]]}, fetches=2)
     if apart.kind.token_ids:
         apart.same("/v1/completions", PROMPT | {"prompt": [200 + i % 50 for i in range(100)]})
     return "answers of one server, log-probabilities of the prompt (echo) among them"
@@ -181,13 +200,16 @@ def fields(apart: Apart) -> str:
 @checks("/generate")
 def native(apart: Apart) -> str:
     apart.same("/generate", NATIVE)
-    found, expected = apart.same("/generate", NATIVE | {"return_logprob": True, "logprob_start_len": 0})
+    # vllm-router removes logprob_start_len. Then the decode server can fetch the prompt.
+    body = NATIVE | {"return_logprob": True, "logprob_start_len": 0}
+    found, expected = apart.same("/generate", body, fetches=0 if apart.kind.ports else 1)
     inputs = [answer["meta_info"].get("input_token_logprobs") for answer in (found, expected)]
-    if apart.kind.ports:  # vllm-router removes logprob_start_len
+    if apart.kind.ports:
         expect_equal(*map(rounded, inputs), "log-probabilities of the prompt")
     if apart.kind.batches:
-        apart.same("/generate", NATIVE | {"text": [LONG, LONG[:300]]})
-    chunks = plain_calls.streamed(apart.url + "/generate", NATIVE)
+        apart.same("/generate", NATIVE | {"text": [LONG, LONG[:300]]}, fetches=2)
+    with handed_over(apart.decode, 1, "/generate"):
+        chunks = plain_calls.streamed(apart.url + "/generate", NATIVE)
     expect_equal(chunks[-1]["text"], plain_calls.post(apart.alone.url + "/generate", NATIVE)["text"], "text")
     return "answers of one server, log-probabilities of the prompt among them"
 
@@ -195,8 +217,10 @@ def native(apart: Apart) -> str:
 @checks("24 requests at once")
 def many(apart: Apart) -> str:
     bodies = [{"model": apart.bench.model, **PROMPT, "prompt": prompt} for prompt in heldout_prompts(24)]
-    texts = [at_once(url + "/v1/completions", bodies) for url in (apart.url, apart.alone.url)]
-    expect_equal([said(a) for a in texts[0]], [said(a) for a in texts[1]], "answers")
+    with handed_over(apart.decode, len(bodies), "completions"):
+        found = at_once(apart.url + "/v1/completions", bodies)
+    expected = at_once(apart.alone.url + "/v1/completions", bodies)
+    expect_equal([said(a) for a in found], [said(a) for a in expected], "answers")
     return "answers of one server"
 
 
@@ -205,13 +229,22 @@ def ranks(apart: Apart) -> str:
     if not apart.kind.ranks:
         raise NotRun("it knows no ranks")
     two = ("--dp-size", "2")
-    prefill = apart.prefill_server(*two)
+    prefill, port = apart.prefill_server(*two)
     decode = apart.bench.server(*PARSERS, "--disaggregation-mode", "decode", *two, name="decode replicas")
-    url = apart.start([prefill], decode, *apart.kind.ranks)
+    there = apart.behind(apart.start([(prefill, port)], decode, *apart.kind.ranks), decode)
     for i in range(6):
-        apart.same("/v1/completions", PROMPT | {"prompt": f"# {i}\n{LONG}"}, url)
-    expect(transfers(decode, "finished") > 0, "the decode server has fetched no pages")
-    return f"{' '.join(apart.kind.ranks)}: answers of one server"
+        there.same("/v1/completions", PROMPT | {"prompt": f"# {i}\n{LONG}"})
+    counts = {name: by_rank(server) for name, server in (("prefill", prefill), ("decode", decode))}
+    for name, count in counts.items():
+        expect(sum(count) == 6 and min(count) > 0, f"requests of each rank of the {name} server: {count}")
+    each = "; ".join(f"{name} {' and '.join(map(str, count))}" for name, count in counts.items())
+    return f"{' '.join(apart.kind.ranks)}: answers of one server; requests of each rank: {each}"
+
+
+def by_rank(server: LocalServer) -> list[int]:
+    """Number of requests that each of two replicas has received."""
+    metrics = plain_calls.metrics(server.url)
+    return [int(metrics[f'nextn:num_requests_total{{dp_rank="{rank}"}}']) for rank in range(2)]
 
 
 @checks("one of two prefill servers dies")
@@ -220,11 +253,38 @@ def death(apart: Apart) -> str:
         raise NotRun("it does not send a request again")
     mortal = apart.prefill_server()
     url = apart.start([(apart.prefill, apart.bootstrap), mortal], apart.decode)
-    apart.same("/v1/completions", PROMPT, url)
+    apart.behind(url).same("/v1/completions", PROMPT)
     mortal[0].stop()
+    before = transfers(apart.decode, "finished")
     for i in range(8):
-        apart.same("/v1/completions", PROMPT | {"prompt": f"# {i} after\n{LONG}"}, url)
-    return "8 of 8 answers are those of one server"
+        body = {"model": apart.bench.model, **PROMPT, "prompt": f"# {i} after\n{LONG}"}
+        found, expected = (plain_calls.post(at + "/v1/completions", body) for at in (url, apart.alone.url))
+        expect_equal(said(found), said(expected), "/v1/completions")
+    over = int(transfers(apart.decode, "finished") - before)
+    expect(over == 8, f"{over} of 8 prompts were handed over")
+    return "8 of 8 answers are those of one server, and each prompt was handed over by the other"
+
+
+@checks("the prefill server is killed while it computes")
+def killed(apart: Apart) -> str:
+    """The rest of the prompt is computed by the decode server."""
+    if not apart.kind.ports:
+        raise NotRun("it has not asked the decode server by then")
+    slow = ("--chunked-prefill-size", "32", "--max-running-requests", "8")  # many steps for a prompt
+    prefill, port = apart.prefill_server(*slow)
+    url = apart.start([(prefill, port)], apart.decode)
+    body = {"model": apart.bench.model, **PROMPT, "prompt": "# killed\n" + 4 * LONG}
+    before = transfers(apart.decode, "pages")
+    with (
+        handed_over(apart.decode, 0, "/v1/completions", fallbacks=1),
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        found = pool.submit(plain_calls.post, url + "/v1/completions", body)
+        until(lambda: transfers(apart.decode, "pages") > before, "the decode server has received no pages")
+        os.kill(prefill.pid, signal.SIGKILL)
+        answer = found.result()
+    expect_equal(said(answer), said(plain_calls.post(apart.alone.url + "/v1/completions", body)), "answer")
+    return "the answer of one server; some pages had arrived, and the decode server computed the rest"
 
 
 def check(bench: Bench, kind: Kind) -> list[Finding]:

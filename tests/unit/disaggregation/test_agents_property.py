@@ -24,7 +24,7 @@ TIMEOUT = 0.2
 JOBS = 12
 POOLS = (CONTEXT + 8, 120, 2048)  # tokens; the first has room for one request
 ENGINES: list[dict[str, Any]] = [
-    {},
+    {"speculative_num_steps": None},  # automatic
     {"speculative_num_steps": 3},
     {"disable_radix_cache": True},
     {"speculative_num_steps": 2, "chunked_prefill_size": 16, "max_running_requests": 3},

@@ -15,10 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.transfers import BACKENDS, Bootstrap, Decode, Network, Prefill, ends, identity, prompt_of, until
+from support.transfers import (
+    BACKENDS,
+    IDENTITY,
+    TIMEOUT,
+    Bootstrap,
+    Decode,
+    Network,
+    Prefill,
+    ends,
+    identity,
+    prompt_of,
+    until,
+)
 
+from nextn.disaggregation.checksum import prompt_hash
 from nextn.disaggregation.framing import frame_start
-from nextn.disaggregation.messages import Hello, Pages, Ping, Read, Taken, Want
+from nextn.disaggregation.messages import Begin, Hello, Pages, Ping, Read, Taken, Want
 from nextn.disaggregation.remote import Remote
 
 BIG = identity(layers=20, width=256)  # of which a prompt of 3,000 tokens has 30 MB
@@ -60,8 +73,8 @@ def begin(prefill: Prefill, decode: Decode, port: Bootstrap, through: int, n: in
     until(lambda: decode.slots["d"] > 0, prefill, decode)
 
 
-def both_ended(prefill: Prefill, decode: Decode) -> bool:
-    return "d" in decode.ended and "p" in prefill.errors()
+def both_ended(prefill: Prefill, decode: Decode, rid: str = "p") -> bool:
+    return "d" in decode.ended and rid in prefill.errors()
 
 
 def test_a_cut_connection(patient: Both, network: Any) -> None:
@@ -186,6 +199,27 @@ def test_a_room_that_is_asked_for_twice(patient: Both) -> None:
     prefill.offer("q", 2, [1])
     with pytest.raises(ValueError, match="in use"):
         prefill.offer("r", 2, [1])
+
+
+def test_an_old_connection_that_closes_after_its_successor_asked() -> None:
+    """A decode server that was started again counts its transfers from 1 again."""
+    with ends() as (prefill, decode, port):
+        source, prompt = prefill.source, prompt_of(1, 30)
+        for rid, room in (("p", 1), ("q", 2)):
+            prefill.offer(rid, room, prompt)
+        with socket.create_connection(("127.0.0.1", source.port)) as old:
+            want = Want(1, 1, 30, prompt_hash(prompt))
+            old.sendall(b"".join(map(frame_start, (Hello(IDENTITY, "tcp", TIMEOUT), want, Begin(1, 0)))))
+            until(lambda: len(source._transfers) == 1, prefill)
+            port.routes[2] = "127.0.0.1", source.port
+            decode.want("d", port.remote(2), 0, prompt)
+            until(lambda: len(source._transfers) == 2, prefill, decode)
+            assert {number for _, number in source._transfers} == {1}
+        until(lambda: "p" in prefill.errors(), prefill, decode)
+        source.finished("q", 30, 0)
+        until(lambda: both_ended(prefill, decode, "q"), prefill, decode)
+        assert decode.ended["d"].error is None
+        assert prefill.errors()["q"] is None
 
 
 def test_another_prompt(patient: Both) -> None:
