@@ -222,7 +222,7 @@ class ParallelConfig(Options):
 
     @property
     def one_machine(self) -> bool:
-        """Whether each text is computed on this machine alone."""
+        """Whether all ranks of the engine are on this machine."""
         return self.nnodes == 1 and self.distributed_executor_backend != "ray"
 
     @property

@@ -271,10 +271,6 @@ class ServerConfig(EngineConfig):
         return GroupConfig(**given | {"threads": threads, "tp_size": self.tp_size // self.dp_size})
 
     @property
-    def one_machine(self) -> bool:
-        return super().one_machine and self.disaggregation_mode == "null"
-
-    @property
     def model_name(self) -> str:
         path = os.path.normpath(self.model_path)
         return self.served_model_name or gguf_name(path) or os.path.basename(path)

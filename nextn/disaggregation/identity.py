@@ -11,16 +11,23 @@ import torch
 import nextn
 from nextn.config import FAKE, EngineConfig, model_folder
 from nextn.engine.engine import Engine
+from nextn.engine.startup import arithmetic
 from nextn.families.digest import digest
 from nextn.ops.cpu.library import FOLDER
 
 PROTOCOL = 1  # version of the messages in messages.py
+DEFAULT = "the default"  # arithmetic of the kernels' level
+REMEDIES = {  # by field of Identity: how to make it the same on both servers
+    "arithmetic": "start both with the same --cpu-isa LEVEL, and the same --gguf-activations",
+}
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """layers: of the KV pool; `nextn_layers` of these belong to the drafter. width: elements per slot and
-    layer. kernels: backend, level and build, which determine the rounding. model: a hash of the checkpoint's
-    config and tokenizer, and of samples of its weights."""
+    layer. kernels: backend, level and build, which determine the rounding together with arithmetic: the
+    formats of weights that are not multiplied in the level's default way, and how, such as "Q8_0 weights by
+    dot products of bytes". Each machine measures which way is fastest, so it is said, not derived. model: a
+    hash of the checkpoint's config and tokenizer, and of samples of its weights."""
 
     protocol: int = PROTOCOL
     version: str
@@ -32,6 +39,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     nextn_layers: int
     width: int
     dtype: str
+    arithmetic: str = DEFAULT  # an older version does not say it
 
     def differences(self, other: Identity) -> list[str]:
         """The differences as text. self: the decode server's identity. other: the prefill server's.
@@ -43,6 +51,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         """
         return [
             f"{name} is {mine} on the decode server and {theirs} on the prefill server"
+            + (f" ({REMEDIES[name]})" if name in REMEDIES else "")
             for name in self.__struct_fields__
             if (mine := getattr(self, name)) != (theirs := getattr(other, name))
         ]
@@ -56,8 +65,6 @@ def identity_of(engine: Engine) -> Identity:
     made = config.quantization or "as stored"
     if made == "w4a16":
         made += f" {config.int4_group}"
-    if config.gguf_activations == "int8":  # auto means bf16 on a prefill or decode server
-        made += ", inputs in int8"
     if config.ep_dispatch_dtype == "fp8":
         made += ", rows of experts in fp8"
     return Identity(
@@ -70,6 +77,7 @@ def identity_of(engine: Engine) -> Identity:
         nextn_layers=info.nextn_layers,
         width=info.cache_width,
         dtype=info.dtype,
+        arithmetic=arithmetic(info.arithmetic) or DEFAULT,
     )
 
 

@@ -95,8 +95,10 @@ def dtype_of(asked: str, kernels: str) -> torch.dtype:
 
 
 def ways_of(config: EngineConfig, level: str) -> Callable[[int], int]:
-    """How each kind of weights is multiplied. With several machines, or if --cpu-isa names a level, always in
-    the level's own way. Otherwise in the way that is fastest on this machine.
+    """How each kind of weights is multiplied. If an engine has ranks on several machines, or if --cpu-isa
+    names a level, always in the level's own way. Otherwise in the way that is fastest on this machine. A
+    prefill and a decode server choose as a server alone does, and compare what they chose
+    (`nextn.disaggregation.identity`).
 
     Raises ValueError if this machine does not support --gguf-activations."""
     asked, free = config.gguf_activations, config.one_machine and config.cpu_isa == "auto"

@@ -4,10 +4,10 @@ tests/unit/engine/test_two_engines.py. Faults of the network: tests/unit/disaggr
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +21,8 @@ from support.two_replicas import SERVE, Answers, answers, health
 from support.two_servers import TwoServers, two_servers
 
 from nextn.bench.prompts import heldout_prompts
+from nextn.config import EMBEDDED, model_folder
+from nextn.families.config import ModelConfig
 
 PAIR = ("--chunked-prefill-size", "64", "--max-running-requests", "16")
 LONG = heldout_prompts(1)[0] * 4
@@ -57,15 +59,18 @@ def test_answers_are_those_of_one_server(pair: TwoServers, expected: Answers) ->
     check(pair, expected)
 
 
-SIZES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "nixl": (("--disaggregation-transfer-backend", "nixl"), (), ()),
+SIZES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {  # both, prefill, decode
+    "tp-2-to-groups": ((), ("--tp-size", "2"), ("--dp-size", "2", "--enable-dp-attention", "--tp-size", "2")),
     "groups-to-ep-2-by-shm": (
         ("--disaggregation-transfer-backend", "shm", "--overlap-schedule", "on"),
         ("--dp-size", "2", "--enable-dp-attention", "--tp-size", "2", "--ep-size", "2"),
         ("--tp-size", "2", "--ep-size", "2"),
     ),
 }
-MORE_SIZES = {"tp-2-to-dp-2": ((), ("--tp-size", "2"), ("--dp-size", "2"))}
+MORE_SIZES = {
+    "nixl": (("--disaggregation-transfer-backend", "nixl"), (), ()),
+    "tp-2-to-dp-2": ((), ("--tp-size", "2"), ("--dp-size", "2")),
+}
 
 
 @pytest.mark.skipif(not built_levels(), reason="no native kernels")
@@ -89,6 +94,8 @@ EDGES: dict[str, tuple[str, dict[str, Any]]] = {
     "no token": ("/v1/completions", {"max_tokens": 0, "echo": True}),
     "a prompt of one token": ("/generate", {"input_ids": [5], "sampling_params": GREEDY}),
     "stop string": ("/v1/completions", {"max_tokens": 40, "stop": ["\n"]}),
+    "the end first": ("/v1/completions", {"max_tokens": 9, "ignore_eos": False}),
+    "a stop token first": ("/v1/completions", {"max_tokens": 9}),
     "choices": ("/v1/completions", {"max_tokens": 8, "n": 3, "temperature": 1, "seed": 3}),
     "echo": ("/v1/completions", {"max_tokens": 4, "echo": True, "logprobs": 1}),
     "penalties": (
@@ -99,6 +106,10 @@ EDGES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": LONG}], "max_tokens": 9, "seed": 1},
+    ),
+    "stream": (
+        "/v1/completions",
+        {"max_tokens": 24, "seed": 2, "stream": True, "stream_options": {"include_usage": True}},
     ),
     "batch": ("/v1/completions", {"prompt": heldout_prompts(3), "max_tokens": 9}),
     "prompt logprobs": (
@@ -111,28 +122,69 @@ EDGES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# The decode server computes a prompt with log-probabilities itself. A prompt of one token has no pages.
+NO_PAGES = ("a prompt of one token", "echo", "prompt logprobs")
+FIRST = ("the end first", "a stop token first")
+
+
+@pytest.fixture(scope="module")
+def first_token(one: ServerProcess) -> int:
+    """The first token after LONG, greedily."""
+    answer = one.post("/generate", text=LONG, sampling_params=GREEDY).json()
+    return int(answer["output_ids"][0])
 
 
 @pytest.mark.parametrize("edge", EDGES)
-def test_edges(pair: TwoServers, one: ServerProcess, edge: str) -> None:
-    """Usage, finish reasons and log-probabilities included."""
+def test_edges(pair: TwoServers, one: ServerProcess, first_token: int, edge: str) -> None:
+    """Usage, finish reasons and log-probabilities included. The pages came from the prefill server."""
     path, body = EDGES[edge]
     if path == "/v1/completions":
         body = {"prompt": LONG, "temperature": 0, "ignore_eos": True} | body
-    found = []
+    if edge == "a stop token first":
+        body = body | {"stop_token_ids": [first_token]}
+    elif edge == "the end first":
+        end = ModelConfig.from_folder(model_folder(EMBEDDED)).eos_token_ids[0]
+        body = body | {"logit_bias": {str(end): 100}}
+    before, found = pair.transfers(), []
     for server in (one, pair):
         assert server.post("/flush_cache").status_code == 200
         answer = server.post(path, **body)
         assert answer.status_code == 200, answer.text
-        found.append({k: v for k, v in answer.json().items() if k not in ("id", "created")})
+        found.append(joined(answer.text) if "stream" in body else answer.json())
+        for key in ("id", "created"):
+            found[-1].pop(key, None)
         meta = found[-1].get("meta_info", {})
         for key in [key for key in meta if key in ("id", "e2e_latency") or key.startswith("spec_")]:
             del meta[key]
     assert found[0] == found[1]
+    if edge in FIRST:
+        (choice,) = found[1]["choices"]
+        assert (choice["text"], choice["finish_reason"]) == ("", "stop")
     assert isinstance(pair.first, httpx.Response)
     assert pair.first.status_code == 200
     until(lambda: pair.transfers()["active"] == 0)
     until(lambda: pair.prefill.metrics()["nextn:num_used_tokens"] == 0)
+    now = pair.transfers()
+    assert now["fallbacks_total"] == before["fallbacks_total"]
+    if edge in NO_PAGES:
+        assert now["pages_total"] == before["pages_total"]
+    else:
+        assert now["pages_total"] > before["pages_total"]
+        assert now["finished_total"] > before["finished_total"]
+
+
+def joined(stream: str) -> dict[str, Any]:
+    """The answer of a stream: how its text is divided depends on the time."""
+    *lines, last = [line for line in stream.splitlines() if line]
+    assert last == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert len(choices) > 1
+    reasons = [choice["finish_reason"] for choice in choices]
+    assert set(reasons[:-1]) == {None}
+    assert chunks[-1]["choices"] == []
+    text = "".join(choice["text"] for choice in choices)
+    return {"text": text, "finish_reason": reasons[-1], "usage": chunks[-1]["usage"]}
 
 
 def test_plain_requests_are_served_whole(pair: TwoServers, one: ServerProcess) -> None:
@@ -142,16 +194,31 @@ def test_plain_requests_are_served_whole(pair: TwoServers, one: ServerProcess) -
         assert server.post("/v1/completions", **body).json()["choices"] == wanted
 
 
-def test_a_client_that_goes_away(pair: TwoServers) -> None:
-    """While its prompt is computed, and while its answer is."""
-    for seconds in (0.02, 0.2):
-        body = {"prompt": LONG * 4, "max_tokens": 1000, "ignore_eos": True} | pair.remote()
-        with pytest.raises(httpx.TimeoutException):
-            pair.decode.post("/v1/completions", timeout=seconds, **body)
-        until(lambda: pair.decode.metrics()["nextn:num_used_tokens"] == 0)
-        with pytest.raises(httpx.TimeoutException):
-            pair.prefill.post("/v1/completions", timeout=0.005, **body)
-        until(lambda: pair.prefill.metrics()["nextn:num_used_tokens"] == 0)
+@pytest.mark.parametrize("when", ["pages_total", "finished_total"])
+def test_a_client_that_goes_away(pair: TwoServers, when: str) -> None:
+    """A gateway closes both of its connections after the first pages have come, and while the answer is
+    generated. Both servers end the request."""
+    for server in (pair.prefill, pair.decode):
+        assert server.post("/flush_cache").status_code == 200
+    before = pair.transfers()
+    body = {"prompt": LONG * 4, "max_tokens": 1000, "ignore_eos": True} | pair.remote()
+    ends = [begin(server, "/v1/completions", body) for server in (pair.decode, pair.prefill)]
+    until(lambda: pair.transfers()[when] > before[when])
+    for end in ends:
+        end.close()
+    until(lambda: pair.decode.metrics()["nextn:num_used_tokens"] == 0)
+    until(lambda: pair.prefill.metrics()["nextn:num_used_tokens"] == 0)
+    until(lambda: pair.transfers()["active"] == 0)
+
+
+def begin(server: ServerProcess, path: str, body: dict[str, Any]) -> socket.socket:
+    """A connection on which this request was sent, and nothing was read."""
+    url = httpx.URL(server.url)
+    end = socket.create_connection((url.host, int(url.port or 80)))
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nContent-Type: application/json\r\n"
+    end.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    return end
 
 
 def test_a_room_is_asked_for(pair: TwoServers) -> None:
@@ -211,9 +278,12 @@ def test_a_prefill_server_that_dies(pair: TwoServers, one: ServerProcess) -> Non
         answer = pair.post("/v1/completions", **body)
         texts.append(answer.json()["choices"][0]["text"])
 
+    assert pair.post("/flush_cache").status_code == 200
+    engine = pair.prefill.engine_pid()
+    os.kill(engine, signal.SIGSTOP)  # so that no transfer has finished when it dies
     asked = in_background(ask, ask, ask)
-    time.sleep(0.1)
-    os.kill(pair.prefill.engine_pid(), signal.SIGKILL)
+    until(lambda: pair.transfers()["active"] > 0)
+    os.kill(engine, signal.SIGKILL)
     until(lambda: httpx.get(route).status_code in (404, 410))
     for thread in asked:
         thread.join(60)

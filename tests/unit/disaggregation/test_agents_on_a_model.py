@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from support.agents import Pair, Text, alone, engine_of, pair
+from support.all_cases import few_or_all
 from support.checkpoints import gqa_config, random_tensors, tiny_config, write_checkpoint
 from support.native_kernels import built_levels
 from support.transfers import Bootstrap
 
+from nextn.config import EMBEDDED
 from nextn.engine.engine import Engine
 from nextn.families.config import ModelConfig
 from nextn.models.names import expected_tensors
@@ -80,7 +82,7 @@ def test_nextn_layers(bootstrap: Bootstrap, models: dict[str, str], model: str, 
     options |= {"page_size": 4}
     one, prefill, decode = (engine_of(models[model], **options) for _ in range(3))
     assert one.info.nextn_layers == 2
-    params = PARAMS.replace(temperature=0.0, speculative=SpeculativeParams(num_steps=2))
+    params = PARAMS.replace(max_tokens=6, temperature=0.0, speculative=SpeculativeParams(num_steps=2))
     accepted = 0
     with pair(bootstrap, prefill, decode) as both:
         for n in (1, 2, 3, 4, 5, 6, 30):
@@ -109,6 +111,27 @@ def test_grouped_query_attention(bootstrap: Bootstrap, tmp_path: Path) -> None:
         for n in (3, 8, 30):
             assert drafted(both, prompt(n), PARAMS) == drafted(one, prompt(n), PARAMS)
         assert (both.decode.agent.stats.fallbacks, both.decode.agent.stats.pages) == (0, 11)
+        both.check_empty()
+
+
+@NATIVE
+@pytest.mark.parametrize("backend", few_or_all(["shm"], ["tcp"]))
+def test_retracted_on_the_decode_side(bootstrap: Bootstrap, backend: str) -> None:
+    """Its pages are too few for all requests. Their prompts' pages came from the prefill server, and those
+    that it drops later it computes itself."""
+    options: dict[str, Any] = {"page_size": 4, "context_length": 160, "speculative_num_steps": 2}
+    one, prefill = (engine_of(EMBEDDED, **options) for _ in range(2))
+    decode = engine_of(EMBEDDED, **options | {"kv_cache_tokens": 160})
+    prompts = [random.Random(i).choices(range(2, 400), k=20 + i) for i in range(4)]
+    params = [PARAMS.replace(max_tokens=56, seed=i, temperature=float(i % 2)) for i in range(4)]
+    with pair(bootstrap, prefill, decode, backend=backend) as both:
+        for i in range(4):
+            both.ask(str(i), prompts[i], params[i])
+        both.settle()
+        stats = both.decode.agent.stats
+        assert (stats.fallbacks, stats.finished) == (0, 4)
+        assert decode.stats().retracted > 0
+        assert both.decode.texts == {str(i): alone(prompts[i], params[i], one) for i in range(4)}
         both.check_empty()
 
 
@@ -146,15 +169,16 @@ def test_pages_with_other_bits_are_refused(
     said, ours, theirs = DIFFERENT[what]
     if what == "isa" and not {"portable", "avx2"} <= {*built_levels()}:
         pytest.skip("this machine runs one level only")
+    ours, theirs = ({"speculative_num_steps": 1} | options for options in (ours, theirs))
     model = models["other" if what == "model" else "one"]
     decode, one = (engine_of(models["one"], **REFERENCE | ours) for _ in range(2))
     with pair(bootstrap, engine_of(model, **REFERENCE | theirs), decode) as both:
         with caplog.at_level(logging.WARNING, "nextn"):
-            asked = both.asked("a", prompt(40), PARAMS)
+            asked = both.asked("a", prompt(20), PARAMS.replace(max_tokens=3))
             both.compute(asked)
             both.answer(asked)
             while both.decode.engine.has_work():
                 both.turn()
-        assert both.decode.texts["a"] == alone(asked.tokens, PARAMS, one)
+        assert both.decode.texts["a"] == alone(asked.tokens, asked.params, one)
         assert (both.decode.agent.stats.fallbacks, both.decode.agent.stats.pages) == (1, 0)
         assert f"refused: {said}" in caplog.text or f"; {said}" in caplog.text
