@@ -1,8 +1,9 @@
 """Settings for all tests.
 
-A test does not fail in hypothesis because the machine was busy. Files that engines keep for their next start
-are kept for this run only. Processes can be interrupted even if the tests run in the background. Certificates
-are read once. Without a GPU triton interprets kernels. Files with slow tests come first.
+A test does not fail in hypothesis because the machine was busy, and has fewer examples unless all cases run.
+Files that engines keep for their next start are kept for this run only. Processes can be interrupted even if
+the tests run in the background. Certificates are read once. Without a GPU triton interprets kernels. Files
+with slow tests come first.
 """
 
 import functools
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
+from support.all_cases import ALL_CASES
 
 # A background job of a shell, and every process that it starts, ignores SIGINT. A handler is not inherited.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -25,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # call them again and again until a server is ready.
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # type: ignore[assignment]
 
-settings.register_profile("patient", deadline=None)
+settings.register_profile("patient", deadline=None, max_examples=100 if ALL_CASES else 40)
 settings.load_profile("patient")
 
 _CACHE = tempfile.TemporaryDirectory(prefix="nextn-cache-")

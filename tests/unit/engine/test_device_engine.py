@@ -6,6 +6,7 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import pytest
+from support.all_cases import few_or_all
 
 from nextn.bench.prompts import heldout_prompts
 from nextn.config import EngineConfig
@@ -79,7 +80,7 @@ def test_texts_and_drafts(want):
     assert model.engine.stats().spec == plain.engine.stats().spec
 
 
-@pytest.mark.parametrize(("drafts", "in_thread"), [(3, False), (0, True), ("auto", True)])
+@pytest.mark.parametrize(("drafts", "in_thread"), few_or_all([(3, False), ("auto", True)], [(0, True)]))
 def test_one_step_ahead(want, drafts, in_thread):
     runners = []
 

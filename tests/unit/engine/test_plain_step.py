@@ -195,7 +195,7 @@ def engines(num_steps: int) -> tuple[Engine, TwoWays]:
     return two_ways(num_steps, threads=1 + num_steps % 2)
 
 
-@settings(max_examples=12, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(prompts, params), min_size=1, max_size=6),
     st.sampled_from([0, 2, 3]),
