@@ -75,8 +75,7 @@ class PlainSteps:
         waiting = behind is not None and len(behind) > 0
         if waiting and behind is not None and not plan.keep:
             behind.forget()
-            waiting = False
-        step = self._step(states, plan, waiting)
+        step = self._step(states, plan, waiting and plan.keep)
         if step is None:
             return None
         found = self.model.plain_step(step, self.pool)

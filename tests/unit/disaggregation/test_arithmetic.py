@@ -17,7 +17,7 @@ from support.transfers import Bootstrap
 from nextn.engine import kernels
 from nextn.engine.engine import Engine
 from nextn.ops.cpu import coded, ways
-from nextn.ops.cpu.interface import BY_BYTES, INT8, Q8_0
+from nextn.ops.cpu.interface import BY_BYTES, INT8, Q8_0, WAYS
 from nextn.request import SamplingParams
 from nextn.server_config import ServerConfig
 
@@ -75,7 +75,7 @@ def test_it_is_that_of_one_server(bootstrap: Bootstrap, file: str, measured: lis
     with ThreadPoolExecutor(3) as threads:
         modes = ("null", "prefill", "decode")
         one, prefill, decode = threads.map(lambda mode: engine_of(file, mode), modes)
-    chosen = {"int8": ways.WAYS[ADDS], "Q8_0": ways.WAYS[BY_BYTES]}
+    chosen = {"int8": WAYS[ADDS], "Q8_0": WAYS[BY_BYTES]}
     assert one.info.arithmetic == prefill.info.arithmetic == decode.info.arithmetic == chosen
     assert measured == [INT8]
     if Q8_0 not in coded.by_bytes(str(one.info.isa)):
