@@ -89,6 +89,7 @@ class PlainSteps:
         return StepResult(results, work)
 
     def _step(self, states: Sequence[RequestState], plan: Plan, waiting: bool) -> PlainStep | None:
+        """waiting: whether hidden states are kept of positions that the draft layer has not seen."""
         self._prepare(states, plan)
         tokens: list[int] = []
         fields: list[int] = []

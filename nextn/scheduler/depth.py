@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from nextn.cutoff import Cutoff
 from nextn.draft import Draft
 from nextn.request import Request
+from nextn.scheduler.plan import SpanPlan
 from nextn.speculative.depth.controller import DepthController
 
 # Depth of a request in another verify mode than `exact` that sets no depth: its text depends on the depths of
@@ -35,6 +39,11 @@ class Depth:
         if auto is None or not req.automatic:
             return req.num_steps
         return min(self.num_steps, auto.num_steps) if auto.drafting else 0
+
+    def cutoff(self, spans: Sequence[SpanPlan]) -> Cutoff | None:
+        """The controller's cutoff, if the next drafts of some of these spans may be cut."""
+        auto = self.auto
+        return auto.cutoff if auto is not None and auto.drafting and any(s.cut for s in spans) else None
 
     def note(self, draft: Draft, accepted: int) -> None:
         """Reports to the controller how many guesses of a draft were accepted, for a request whose depth is

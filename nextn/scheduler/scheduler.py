@@ -150,8 +150,7 @@ class Scheduler:
             self._extend_all(prefilling, budget, spans)
         auto = self.depth.auto
         under_way.add(spans, self.by_rid, auto is not None and auto.drafting)
-        cut = auto is not None and auto.drafting and any(s.cut for s in spans)
-        return Plan(spans, auto.cutoff if auto is not None and cut else None, keep)
+        return Plan(spans, self.depth.cutoff(spans), keep)
 
     def _extend_all(
         self, prefilling: Sequence[Request], budget: int, spans: list[SpanPlan], max_left: int | None = None
