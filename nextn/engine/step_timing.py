@@ -54,11 +54,10 @@ def _time(executor: Executor, n: int, position: int, beyond: int, settings: Sequ
             plan = plan_alike(executor.info, chains, position, known, made, beyond)
             for step in range(1 + STEPS):
                 add_alike(executor, n, position)
-                start = time.perf_counter()
+                then = time.perf_counter()
                 result = executor.launch(plan).result()
-                took = time.perf_counter() - start - result.waits.others
                 if step and result.work is not None:
-                    found.setdefault(result.work, []).append(took)
+                    found.setdefault(result.work, []).append(time.perf_counter() - then - result.waits.others)
                 for i in range(n):
                     executor.drop(str(i))
             if made == 4:

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 import pytest
 from support.watched_steps import Watches, watch
 
-from nextn.distributed.life import die_with_parent, how_it_ended
+from nextn.distributed.life import StopWatch, die_with_parent, how_it_ended
 from nextn.distributed.memory import Memory
 from nextn.distributed.process import END_SECONDS
 from nextn.engine import gang, tensor_rank
@@ -96,6 +96,7 @@ class ForkedRank:
 
     def __init__(self, nursery: Nursery, pid: int, link: Connection, sentinel: int) -> None:
         self._nursery, self.pid, self.link, self.sentinel = nursery, pid, link, sentinel
+        self.watch = StopWatch(pid)
         self._code: int | None = None
 
     @property

@@ -56,7 +56,7 @@ from support.nodes import free_address
 from support.processes import session
 
 from nextn.config import EngineConfig
-from nextn.distributed.life import die_with_parent
+from nextn.distributed.life import StopWatch, die_with_parent
 from nextn.distributed.memory import Memory
 from nextn.distributed.place import Place, places
 from nextn.distributed.placement import Placement
@@ -160,6 +160,7 @@ class ForkedRank(RankProcess):
         os.close(alive)
         self.link = Connection(ours.detach())
         self._code: int | None = None
+        self.watch = StopWatch(self._pid)
 
     def _run(self, link: socket.socket, other: socket.socket, rest: list[int]) -> int:
         other.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,24 +16,18 @@ from nextn.config import EngineConfig
 from nextn.engine.around import Around
 from nextn.engine.build import make_executor
 from nextn.engine.engine import Engine
-from nextn.engine.executor import Ticket
+from nextn.engine.executor import Ran, Ticket
 from nextn.families.config import ModelConfig
 from nextn.models.names import expected_tensors
 from nextn.scheduler.plan import Plan
+from nextn.waits import Waits
 
 
 class Waiting(Around):
     """Waits a quarter of a second in each step."""
 
-    seconds = 0.0
-
     def launch(self, plan: Plan) -> Ticket:
-        self.seconds += 0.25
-        return super().launch(plan)
-
-    @property
-    def waited(self) -> float:
-        return self.seconds
+        return Ran(dataclasses.replace(super().launch(plan).result(), waits=Waits(group=0.25)))
 
 
 def test_the_share_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
