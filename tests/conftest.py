@@ -27,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # call them again and again until a server is ready.
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # type: ignore[assignment]
 
-settings.register_profile("patient", deadline=None, max_examples=100 if ALL_CASES else 40)
+settings.register_profile("patient", deadline=None, max_examples=100 if ALL_CASES else 30)
 settings.load_profile("patient")
 
 _CACHE = tempfile.TemporaryDirectory(prefix="nextn-cache-")

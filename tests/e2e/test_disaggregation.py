@@ -61,13 +61,13 @@ def test_answers_are_those_of_one_server(pair: TwoServers, expected: Answers) ->
 
 SIZES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {  # both, prefill, decode
     "tp-2-to-groups": ((), ("--tp-size", "2"), ("--dp-size", "2", "--enable-dp-attention", "--tp-size", "2")),
+}
+MORE_SIZES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "groups-to-ep-2-by-shm": (
         ("--disaggregation-transfer-backend", "shm", "--overlap-schedule", "on"),
         ("--dp-size", "2", "--enable-dp-attention", "--tp-size", "2", "--ep-size", "2"),
         ("--tp-size", "2", "--ep-size", "2"),
     ),
-}
-MORE_SIZES = {
     "nixl": (("--disaggregation-transfer-backend", "nixl"), (), ()),
     "tp-2-to-dp-2": ((), ("--tp-size", "2"), ("--dp-size", "2")),
 }

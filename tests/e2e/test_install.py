@@ -164,6 +164,7 @@ def test_an_sdist_compiles_the_kernels(sdist: Path, tmp_path: Path) -> None:
     assert text == text_of_the_checkout(cpu_isa="portable") + "\n"
 
 
+@pytest.mark.skipif(not ALL_CASES, reason="make test-all")
 def test_an_sdist_installs_without_a_compiler(sdist: Path, tmp_path: Path) -> None:
     programs = install(sdist, tmp_path, PATH=str(tmp_path))
     done = execute(programs / "python", "-c", RUN, folder=tmp_path)

@@ -44,5 +44,7 @@ def test_all_end(found: dict[str, dict[str, Any]], case: str) -> None:
     result = found[case]
     assert result["seconds"] is not None, result
     assert result["seconds"] < 60  # less than 1 s, or 5 s for a stopped rank, on a machine that is not busy
-    assert any(re.search(r"(rank|engine) .*(has ended|does not answer|is stopped)", line) for line in result["said"])
+    assert any(
+        re.search(r"(rank|engine) .*(has ended|does not answer|is stopped)", line) for line in result["said"]
+    )
     assert (result["left"], result["files"]) == (0, 0), result
