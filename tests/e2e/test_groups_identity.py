@@ -181,7 +181,9 @@ def test_as_on_one_device(alone: Any, watches: Watches, case: Case) -> None:
     watches.clear()
     compare(alone, options(case.world, case.drafts, case.schedule, **more), case.drafts, case.schedule)
     if case.world != (1, 2, 1):  # no experts are shared, so there is nothing to watch
-        watches.check(case.world.size, halves=bool(more), moves=bool(more))
+        # With 8 spare places, popular experts have two from the start, and moving may save too little.
+        moves = None if case.spare == 8 else bool(more)
+        watches.check(case.world.size, halves=bool(more), moves=moves)
 
 
 def test_each_group_on_two_nodes(alone: Any, watches: Watches) -> None:
