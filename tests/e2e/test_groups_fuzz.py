@@ -64,7 +64,8 @@ def watches() -> Iterator[Watches]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    given = tiny_config(hidden_size=192, moe_intermediate_size=96)  # wide enough for three slices
+    # Wide enough for three slices, and for two ranks in a group.
+    given = tiny_config(hidden_size=192, moe_intermediate_size=96, vocab_size=128)
     shapes = expected_tensors(ModelConfig.from_dict(given), 1)
     return write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", given, random_tensors(shapes, seed=3))
 
@@ -72,10 +73,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def jobs(rng: random.Random, name: str, count: int, reads: bool = False) -> list[Job]:
     """Prompts that often begin alike, so that beginnings are found again. reads: nothing is generated after
     the prompt, or only its first token."""
-    common = [rng.randrange(2, 48) for _ in range(40)]
+    common = [rng.randrange(2, 128) for _ in range(40)]
     found = []
     for i in range(count):
-        own = [rng.randrange(2, 48) for _ in range(rng.choice([40, 90, 150] if reads else [1, 3, 20, 60]))]
+        own = [rng.randrange(2, 128) for _ in range(rng.choice([40, 90, 150] if reads else [1, 3, 20, 60]))]
         params = SamplingParams(
             max_tokens=rng.choice([0, 1] if reads else [0, 1, 2, 9, 30]), temperature=rng.choice([0, 1]),
             seed=i, ignore_eos=True, speculative=SpeculativeParams(num_steps=rng.choice([0, None, None])),
