@@ -3,9 +3,9 @@
     python benchmarks/mixed_rows.py [--model-path MODEL] [--requests 16] [--rounds 8] [--output FOLDER]
 
 A step of plain requests is one native call (docs/performance.md). If one of its requests wants
-log-probabilities or has penalties, the whole step takes the general way. Greedy requests have 20 prompt tokens
-and 100 output tokens. None, one or a quarter of them are not plain, in turns. Results are the medians over
-rounds of the median step, and their ratio to steps of plain requests. The last line is JSON.
+log-probabilities or has penalties, the whole step takes the general way. Greedy requests have 20 prompt
+tokens and 100 output tokens. None, one or a quarter of them are not plain, in turns. Results are the medians
+over rounds of the median step, and their ratio to steps of plain requests. The last line is JSON.
 """
 
 from __future__ import annotations
