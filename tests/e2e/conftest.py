@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.forked_ranks import watched_ranks
 from support.server_process import SCRIPTED, ServerProcess
 from support.small_tokenizer import write_small_tokenizer
+from support.watched_steps import Watches
 
 StartServer = Callable[..., ServerProcess]
 
@@ -40,6 +42,13 @@ def fake() -> Iterator[ServerProcess]:
     command = ["-m", "nextn", "serve", "--model-path", "fake:1,0.75", "--served-model-name", "fake", *options]
     with ServerProcess(command) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def watches() -> Iterator[Watches]:
+    """All ranks are watched, and their processes are forked."""
+    with watched_ranks() as found:
+        yield found
 
 
 @pytest.fixture

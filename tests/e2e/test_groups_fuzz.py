@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from support.all_cases import ALL_CASES, few_or_all
 from support.checkpoints import random_tensors, tiny_config, write_checkpoint
-from support.forked_ranks import watched_ranks
 from support.groups import AnyTime, AtOnce, Found, Groups, Job, config
 from support.native_kernels import built_levels
 from support.played_depth import play_depth
@@ -54,12 +53,6 @@ def without_measuring() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         play_depth(patch)
         yield
-
-
-@pytest.fixture(scope="module")
-def watches() -> Iterator[Watches]:
-    with watched_ranks() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

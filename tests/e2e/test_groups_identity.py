@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from support.all_cases import ALL_CASES, few_or_all
-from support.forked_ranks import watched_ranks
 from support.groups import AnyTime, AtOnce, Found, Groups, Job, config
 from support.native_kernels import built_levels
 from support.nodes import free_address, ranks_of_other_nodes
@@ -145,12 +144,6 @@ def without_clocks() -> Iterator[None]:
         patch.setattr(build, "_prompts", lambda config, *_: PromptBudget(config.chunked_prefill_size))
         play_depth(patch)
         yield
-
-
-@pytest.fixture(scope="module")
-def watches() -> Iterator[Watches]:
-    with watched_ranks() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

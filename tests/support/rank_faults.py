@@ -53,6 +53,7 @@ from typing import Any
 import numpy as np
 from support.groups import config
 from support.nodes import free_address
+from support.played_groups import not_measured
 from support.processes import session
 
 from nextn.config import EngineConfig
@@ -69,7 +70,6 @@ from nextn.engine.shared_pass import SharedPass
 from nextn.models.native import NativeModel
 from nextn.ops.cpu import interface as kernels
 from nextn.request import Request, SamplingParams
-from nextn.speculative.depth.cost import StepCost
 
 PASS = 5  # the pass of rank 1 in which it fails
 READ_AT = {"dispatch": "router", "shared": "shared_gate_up", "combine": "gate_up", "results": "shared_down"}
@@ -239,8 +239,7 @@ def turned(present: Placement, counts: Any, shards: int, *_: object) -> Placemen
 
 
 def prepare(fault: Fault) -> None:
-    cost = StepCost(2e-3, 1e-4, 5e-4, (8, 2), a_pass=3e-4, pass_row=2e-5, request=5e-5)
-    build.time_steps = lambda *_, **__: (cost, False)  # type: ignore[assignment]
+    build.time_steps = not_measured
     rank.Balancer = lambda *arguments: Balancer(*arguments, plan=turned)  # type: ignore[assignment,misc]
     ForkedRank.fault = fault
     gang.RankProcess = ForkedRank  # type: ignore[misc]
