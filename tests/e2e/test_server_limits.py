@@ -100,12 +100,13 @@ def test_a_client_that_does_not_send_its_request(limited: ServerProcess, sent: b
     ids=["path", "header", "headers", "trailers"],
 )
 def test_a_head_without_end(limited: ServerProcess, begin: bytes, more: bytes) -> None:
+    """The sockets on the way may hold tens of megabytes before a busy server reads the first of them."""
     with connected(limited, begin) as client:
         sent, closed = 0, False
-        while sent < 2**22 and not closed:
+        while sent < 2**27 and not closed:
             try:
-                client.sendall(more * 8)
-                sent += len(more) * 8
+                client.sendall(more * 64)
+                sent += len(more) * 64
             except OSError:
                 closed = True
     assert closed
@@ -134,11 +135,13 @@ def whole_texts(count: int) -> bytes:
     return f"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
 
 
-WHOLE_TEXTS = whole_texts(6000)  # 20 MB: far more than fits into the sockets on the way
+# 20 MB: far more than fits into the sockets on the way. With slow steps, because a busy server sends the texts of
+# several steps as one.
+WHOLE_TEXTS, SLOW_STEPS = whole_texts(6000), {"SCRIPT_RUN": "1", "SCRIPT_STEP": "0.001"}
 
 
 def test_a_client_that_does_not_take_its_answer(start: StartServer) -> None:
-    server = start("--client-timeout", "1", "--context-length", "7000", SCRIPT_RUN="1").wait_ready()
+    server = start("--client-timeout", "1", "--context-length", "7000", **SLOW_STEPS).wait_ready()
     with connected(server, WHOLE_TEXTS, 2**16) as client:
         client.recv(100)
         shown = "its client did not read its answer"
@@ -152,7 +155,7 @@ def test_a_client_that_does_not_take_its_answer(start: StartServer) -> None:
 
 def test_an_answer_may_be_taken_slowly_while_the_server_drains(start: StartServer) -> None:
     """The engine is done with it long before the client is."""
-    server = start("--context-length", "7000", SCRIPT_RUN="1").wait_ready()
+    server = start("--context-length", "7000", **SLOW_STEPS).wait_ready()
     with connected(server, WHOLE_TEXTS, 2**16) as client:
         come = bytearray(client.recv(100))
         until(lambda: idle(server))
