@@ -10,12 +10,14 @@
 #include <chrono>
 #include <climits>
 #include <cstdint>
+#include <iterator>
 #include <thread>
 
 #include "mesh.h"
 #include "pool.h"
 #if defined(__linux__)
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -24,8 +26,10 @@
 extern "C" {
 struct NxMeeting {  // at the beginning of the shared memory; zeros at first
     alignas(64) std::atomic<uint32_t> arrived;
+    std::atomic<uint64_t> cores[7];  // a bit for the core of each rank that has arrived
     alignas(64) std::atomic<uint32_t> epoch;  // number of times that all have met
     std::atomic<uint32_t> sleeping;
+    std::atomic<uint32_t> crowded;  // not 0: when all last met, two of them came from the same core
     alignas(64) std::atomic<uint32_t> broken;  // not 0: a rank has ended, and nobody may wait
 };
 
@@ -53,6 +57,15 @@ inline void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
 #endif
 }
 
+// -1 if the system does not tell.
+inline int this_core() {
+#if defined(__linux__)
+    return sched_getcpu();
+#else
+    return -1;
+#endif
+}
+
 inline void wake_all(std::atomic<uint32_t>& word) {
 #if defined(__linux__)
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
@@ -64,7 +77,12 @@ inline void wake_all(std::atomic<uint32_t>& word) {
 // Says that this rank has arrived. Returns the epoch for `wait`.
 inline uint32_t arrive(NxMeeting& m, int size) {
     const uint32_t epoch = m.epoch.load();
+    const int words = int(std::size(m.cores)), core = this_core();
+    if (core >= 0) m.cores[core / 64 % words].fetch_or(uint64_t(1) << core % 64);
     if (m.arrived.fetch_add(1) + 1 == uint32_t(size)) {
+        int cores = 0;
+        for (auto& word : m.cores) cores += __builtin_popcountll(word.exchange(0));
+        m.crowded.store(cores > 0 && cores < size);
         m.arrived.store(0);
         m.epoch.store(epoch + 1);
         if (m.sleeping.load() > 0) wake_all(m.epoch);
@@ -72,9 +90,12 @@ inline uint32_t arrive(NxMeeting& m, int size) {
     return epoch;
 }
 
-// Waits until every rank has arrived. Throws RankGone if `broken` is set.
+// Waits until every rank has arrived. Throws RankGone if `broken` is set. It does not spin if ranks share a core:
+// then the others may need this one. The system may leave them on one core for long, beside an idle or a busy one.
 inline void wait(NxMeeting& m, const std::atomic<uint32_t>& broken, uint32_t epoch, int spins) {
-    for (int i = 0; i < spins && m.epoch.load() == epoch; ++i) spin_pause();
+    const bool crowded = m.crowded.load();
+    for (int i = 0; i < spins && m.epoch.load() == epoch; ++i)
+        if (crowded) std::this_thread::yield(); else spin_pause();
     while (m.epoch.load() == epoch) {
         if (broken.load()) throw RankGone{};
         m.sleeping.fetch_add(1);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from nextn.distributed.memory import HEADER, Memory
 from nextn.distributed.pulse import Pulse
 from nextn.distributed.shared import SharedRanks, address
 from nextn.ops.cpu.library import library
+
+CROWDED = 72  # its offset in NxMeeting of csrc/ranks.h, bytes
 
 pytestmark = pytest.mark.skipif(not built_levels(), reason="no native kernels")
 
@@ -40,6 +43,21 @@ def test_what_one_writes_all_read(memory: Memory) -> None:
     memory.mapped(2 * HEADER)[HEADER : HEADER + 4] = b"text"
     assert memory.mapped(2 * HEADER)[HEADER : HEADER + 4] == b"text"
     assert os.fstat(memory.file).st_size == 2 * HEADER
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not keep threads on cores")
+def test_ranks_see_whether_they_share_a_core(memory: Memory) -> None:
+    header = memory.mapped(HEADER)
+    cores = sorted(os.sched_getaffinity(0))
+
+    def run(rank: int) -> int:
+        os.sched_setaffinity(0, {cores[min(rank * apart, len(cores) - 1)]})
+        return int(library().nx_meet(address(header), 2, 100))
+
+    for apart in (0, 1, 0):
+        assert together(2, run) == [0, 0]
+        (crowded,) = struct.unpack_from("I", header, CROWDED)
+        assert bool(crowded) is (apart == 0 or len(cores) == 1)
 
 
 @pytest.mark.parametrize(("size", "spins"), [(2, 4000), (2, 0), (3, 10), (8, 0)])
