@@ -20,7 +20,7 @@ from nextn.distributed.group import PeerGone
 from nextn.distributed.memory import Memory
 from nextn.distributed.mesh import MeshRanks
 from nextn.distributed.numa import pin
-from nextn.distributed.process import RankProcess
+from nextn.distributed.process import RANK, RankProcess
 from nextn.distributed.ranks import Ranks
 from nextn.distributed.ray_ranks import RayRanks
 from nextn.distributed.rendezvous import Host, Met
@@ -32,7 +32,6 @@ from nextn.engine.facts import facts
 from nextn.engine.gpu_ranks import agree, gpus_met, offer, own_gpu, share_gpus
 from nextn.engine.rank_log import line_start
 
-RANK = "nextn.engine.tensor_rank"  # the module that a rank's process runs
 HEARD_SECONDS = 1.0  # time that ranks have to receive the message that the engine has ended
 
 

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from nextn.config import EngineConfig
 from nextn.distributed import rendezvous
 from nextn.distributed.group import PeerGone
-from nextn.distributed.life import StopWatch, die_with_parent
+from nextn.distributed.life import StopWatch
 from nextn.distributed.process import opened
 from nextn.distributed.pulse import LOADING, SILENT, Pulse
 from nextn.distributed.ranks import Ranks
@@ -36,9 +36,8 @@ log = logging.getLogger("nextn.engine")
 def main(arguments: list[str]) -> int:
     """arguments: for `nextn.distributed.process.opened`. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
-    leash, memories, parent = opened(arguments)
-    die_with_parent(parent)
     try:
+        leash, memories, parent = opened(arguments)
         config, rank, group, gpus, line_start = leash.recv()
     except GONE:
         return LOST

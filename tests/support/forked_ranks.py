@@ -23,9 +23,10 @@ from multiprocessing.connection import Connection
 import pytest
 from support.watched_steps import Watches, watch
 
+from nextn.distributed import process
 from nextn.distributed.life import StopWatch, die_with_parent, how_it_ended
 from nextn.distributed.memory import Memory
-from nextn.distributed.process import END_SECONDS
+from nextn.distributed.process import END_SECONDS, RANK, send_memories
 from nextn.engine import gang, tensor_rank
 
 FORK, CODE = b"f", b"c"
@@ -63,17 +64,17 @@ class Nursery:
 
     def rank(self, module: str, memories: Sequence[Memory]) -> ForkedRank:
         """See `nextn.distributed.process.RankProcess`."""
-        assert module == gang.RANK
+        assert module == RANK
         ours, theirs = socket.socketpair()
         sentinel, alive = os.pipe()
         with self._lock:
             if self._process is None:
                 self._begin()
-            files = [alive, theirs.fileno(), *(memory.file for memory in memories)]
-            socket.send_fds(self._socket, [FORK], files)
+            socket.send_fds(self._socket, [FORK], [alive, theirs.fileno()])
             pid: int = self._link.recv()
         theirs.close()
         os.close(alive)
+        send_memories(ours, memories)
         return ForkedRank(self, pid, Connection(ours.detach()), sentinel)
 
     def code(self, pid: int) -> int:
@@ -150,14 +151,14 @@ def main(listen: int, memory: int) -> None:
 
 
 def _run(files: Sequence[int], memory: Memory, parent: int) -> None:
-    """files: a pipe that tells when the rank has ended, its link, and shared memories."""
+    """files: a pipe that tells when the rank has ended, and its link."""
     code = 1
     try:
         die_with_parent(parent)
-        tensor_rank.die_with_parent = lambda parent: None
+        process.die_with_parent = lambda parent: None
         watch(memory, setattr)
-        _alive, link, *memories = files
-        code = tensor_rank.main([str(number) for number in (link, 0, *memories)])
+        _alive, link = files
+        code = tensor_rank.main([str(link), "0"])
     except BaseException:
         traceback.print_exc()
     finally:

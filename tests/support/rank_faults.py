@@ -61,7 +61,7 @@ from nextn.distributed.life import StopWatch, die_with_parent
 from nextn.distributed.memory import Memory
 from nextn.distributed.place import Place, places
 from nextn.distributed.placement import Placement
-from nextn.distributed.process import END_SECONDS, RankProcess
+from nextn.distributed.process import END_SECONDS, RankProcess, send_memories
 from nextn.distributed.step_world import MovesBytes
 from nextn.engine import build, gang, node, rank, tensor_rank
 from nextn.engine.balance import Balancer
@@ -155,19 +155,20 @@ class ForkedRank(RankProcess):
         ours, theirs = socket.socketpair()
         self.sentinel, alive = os.pipe()
         parent = os.getpid()
-        self._pid = fork(lambda: self._run(theirs, ours, [parent, *(each.file for each in memories)]))
+        self._pid = fork(lambda: self._run(theirs, ours, parent))
         theirs.close()
         os.close(alive)
+        send_memories(ours, memories)
         self.link = Connection(ours.detach())
         self._code: int | None = None
         self.watch = StopWatch(self._pid)
 
-    def _run(self, link: socket.socket, other: socket.socket, rest: list[int]) -> int:
+    def _run(self, link: socket.socket, other: socket.socket, parent: int) -> int:
         other.close()
         os.close(self.sentinel)
         opened = tensor_rank.opened
         tensor_rank.opened = lambda arguments: _armed(opened(arguments), self.fault)  # type: ignore[assignment]
-        return tensor_rank.main([str(link.detach()), *map(str, rest)])
+        return tensor_rank.main([str(link.detach()), str(parent)])
 
     @property
     def pid(self) -> int:

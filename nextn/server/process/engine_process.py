@@ -23,6 +23,7 @@ from nextn.constraint import CompiledGrammar
 from nextn.distributed.group import PeerGone
 from nextn.distributed.life import die_with_parent
 from nextn.distributed.place import Place
+from nextn.distributed.process import RANK, start_early
 from nextn.engine.rank_log import name_replica
 from nextn.grammar.backends import check_backend
 from nextn.grammar.compiler import GrammarCompiler
@@ -73,6 +74,8 @@ MakeEngine = Callable[..., "Engine"]  # arguments: a config, and a `Place` if th
 
 
 def make_engine(config: ServerConfig, place: Place | None = None) -> Engine:
+    if config.nnodes == 1 and config.distributed_executor_backend == "mp":
+        start_early(RANK, config.tp_size - 1)
     from nextn.engine.build import make_executor
     from nextn.engine.engine import Engine
 
