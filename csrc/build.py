@@ -29,7 +29,7 @@ FLAGS = [
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma"]
 LEVELS: dict[str, list[str]] = {
     "portable": [],
-    "avx2": ["-mavx2", "-mfma"],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": AVX512,
     "avx512bf16": [*AVX512, "-mavx512bf16"],
     "amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],

@@ -30,14 +30,15 @@ struct Cells {
     }
     int inputs_of(int c) const { return c + 1 < count ? inputs : n_in - c * inputs; }
 
-    template <class Line> const uint8_t* codes(int c) const {
-        if (coded) return cell_of(*coded, block, data, V * 16, c).codes;
-        return data + int64_t(c) * (inputs / Line::inputs) * V * Line::bytes;
+    template <class Line> Cell at(int c) const {
+        if (coded) return cell_of(*coded, block, data, V * 16, c);
+        const auto* own = scales ? reinterpret_cast<const uint8_t*>(scales + int64_t(c) * V * 16) : nullptr;
+        return {nullptr, own, data + int64_t(c) * (inputs / Line::inputs) * V * Line::bytes};
     }
-    template <int FORM> CellScale scale(int c, int v) const {
-        if (!coded) return {load(scales + (int64_t(c) * V + v) * 16), zero(), zero()};
+    // Of vector v of the cell's outputs.
+    template <int FORM> CellScale scale(const Cell& cell, int v) const {
+        if (!coded) return {load(reinterpret_cast<const float*>(cell.scales) + v * 16), zero(), zero()};
         const CodedLayout& l = *coded;
-        const Cell cell = cell_of(l, block, data, V * 16, c);
         CellScale found{zero(), splat(-float((1 << l.bits) + int(l.zero))), zero()};
         if (l.header == 0) {
             found.scale = mul(of_halves(cell.scales + v * 32), splat(l.unit));

@@ -91,13 +91,14 @@ NX_APART void multiply_directly(const Cells& cells, const SomeRows<By>& rows, in
     const typename By::Word* x[M];
     NX_UNROLL for (int m = 0; m < M; ++m) x[m] = rows.x[m];
     for (int c = 0, k = 0; c < cells.count; ++c) {
+        const Cell cell = cells.at<Line>(c);
         CellScale s[N];
-        if constexpr (FORM != PLAIN) NX_UNROLL for (int n = 0; n < N; ++n) s[n] = cells.scale<FORM>(c, v + n);
+        if constexpr (FORM != PLAIN) NX_UNROLL for (int n = 0; n < N; ++n) s[n] = cells.scale<FORM>(cell, v + n);
         vf acc[M][N];
         NX_UNROLL for (int m = 0; m < M; ++m)
             NX_UNROLL for (int n = 0; n < N; ++n)
                 acc[m][n] = begun<FORM>(s[n].start, FORM >= STARTED ? rows.sums[m][c] : 0.f);
-        const uint8_t* w = cells.codes<Line>(c) + v * Line::bytes;
+        const uint8_t* w = cell.codes + v * Line::bytes;
         for (const int end = k + cells.inputs_of(c) / Line::inputs * count; k < end; k += count, w += Line::lines * step) {
 #if defined(__x86_64__)
             if (once) {
@@ -144,7 +145,7 @@ template <class Line, bool Pairs> void widen(const Cells& cells, int c, int from
     constexpr int count = Pairs ? Line::inputs / 2 : Line::inputs;
     [[maybe_unused]] constexpr int ahead = 4096;
     const int step = cells.V * Line::bytes, wide = chunk.wide();
-    const uint8_t* w = cells.codes<Line>(c) + int64_t(from / Line::inputs) * Line::lines * step;
+    const uint8_t* w = cells.at<Line>(c).codes + int64_t(from / Line::inputs) * Line::lines * step;
     uint8_t* put = chunk.words + int64_t(at) * wide;
     for (int k = from; k < to; k += Line::inputs, w += Line::lines * step, put += count * wide)
         for (int v = 0; v < cells.V; ++v) {
@@ -291,14 +292,16 @@ void vector_product(const VectorRows& x, int first, int m, const NxWeight& w, co
                (to + 1 - c) * inputs <= most)
             ++to;
         if (FORM != PLAIN)
-            for (int i = c; i < to; ++i)
+            for (int i = c; i < to; ++i) {
+                const Cell cell = cells.at<Line>(i);
                 for (int v = 0; v < cells.V; ++v) {
-                    const CellScale found = cells.scale<FORM>(i, v);
+                    const CellScale found = cells.scale<FORM>(cell, v);
                     const int at = (i - c) * PANEL + v * 16;
                     store(chunk.scales + at, found.scale);
                     if (FORM >= STARTED) store(chunk.starts + at, found.start);
                     if (FORM == MINS) store(chunk.mins + at, found.min);
                 }
+            }
         for (int from = 0, upto; from < inputs; from = upto) {
             upto = from + most < inputs ? from + most : inputs;
             chunk.cells = to - c;

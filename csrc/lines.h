@@ -39,7 +39,9 @@ inline vi picked(vi w, uint32_t mask, vi beside) { return (w & splat_word(mask))
 inline vi flipped(vi w, uint32_t mask, uint32_t with) { return (w & splat_word(mask)) ^ splat_word(with); }
 inline vi both(vi a, vi b) { return a | b; }
 inline vi word_bits(vf x) { return as_words(x); }
+#if !defined(__AVX2__)
 inline void store_words(uint8_t* p, vi w) { memcpy(p, &w, 64); }
+#endif
 #endif
 
 // Element I of 16 int8 pairs.

@@ -25,6 +25,16 @@ inline bool amx_granted() {
 #endif
 }
 
+// Conversion of f16. All CPUs with AVX2 have it. `__builtin_cpu_supports` of older compilers does not know it.
+inline bool converts_halves() {
+#if defined(__x86_64__) && defined(__GNUC__)
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 29));
+#else
+    return false;
+#endif
+}
+
 // The level: 4 AMX with BF16, 3 AVX512 with BF16, 2 AVX512, 1 AVX2, 0 any machine. On a machine with AMX, also
 // asks the system for permission to use it.
 inline int machine_level() {
@@ -35,7 +45,7 @@ inline int machine_level() {
         if (!__builtin_cpu_supports("avx512bf16")) return 2;
         return amx_granted() ? 4 : 3;
     }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_halves()) return 1;
 #endif
     return 0;
 }

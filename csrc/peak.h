@@ -64,17 +64,23 @@ inline float pair_products() {
 #endif
 
 #if defined(NX_BYTES)
+// As products of codes below 64, without what a cell's sum takes when it is complete.
 inline float byte_products() {
     volatile uint32_t factors = 0x01020304u, others = 0x02010201u;
-    const vi a = splat_word(factors), b = splat_word(others);
-    vi acc[SUMS];
-    for (int i = 0; i < SUMS; ++i) acc[i] = splat_word(uint32_t(i));
+    const uint32_t factor = factors, other = others;
+    ByteSum a, b, acc[SUMS];
+    a = splat_sum(factor), b = splat_sum(other);
+    for (int i = 0; i < SUMS; ++i) acc[i] = splat_sum(uint32_t(i));
     for (int n = 0; n < STEPS; ++n) {
-        _Pragma("GCC unroll 12") for (int i = 0; i < SUMS; ++i) dot4(acc[i], a, b);
+        _Pragma("GCC unroll 12") for (int i = 0; i < SUMS; ++i) {
+            asm("" : "+x"(b));  // otherwise the compiler multiplies once
+            dot4<STARTED>(acc[i], a, b);
+        }
     }
-    vi all = acc[0];
-    for (int i = 1; i < SUMS; ++i) all = both(all, acc[i]);
-    return float(_mm512_reduce_or_epi32(all));
+    uint32_t words[SUMS * sizeof(ByteSum) / 4], all = 0;
+    memcpy(words, acc, sizeof words);
+    for (uint32_t word : words) all |= word;
+    return float(all);
 }
 #endif
 
@@ -132,7 +138,7 @@ inline int64_t arithmetic(Pool& pool, int which, int tasks) {
 #if defined(NX_BYTES)
         if (which == BYTE_PRODUCTS && by_bytes_here()) {
             result = byte_products();
-            operations = int64_t(STEPS) * SUMS * 64 * 2;
+            operations = int64_t(STEPS) * SUMS * int64_t(sizeof(ByteSum)) * 2;
         }
 #endif
 #if defined(__AMX_BF16__)

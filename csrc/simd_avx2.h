@@ -29,6 +29,11 @@ inline vi words(const void* p) {
     const __m256i* q = static_cast<const __m256i*>(p);
     return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
 }
+// Not with memcpy: GCC 12 would move the words through the stack.
+inline void store_words(void* p, vi w) {
+    __m256i* q = static_cast<__m256i*>(p);
+    _mm256_storeu_si256(q, w.a), _mm256_storeu_si256(q + 1, w.b);
+}
 inline vi splat_word(uint32_t w) { const __m256i r = _mm256_set1_epi32(int(w)); return {r, r}; }
 inline vi operator+(vi x, vi y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline vi& operator+=(vi& x, vi y) { return x = x + y; }
@@ -159,11 +164,8 @@ inline void halves(const uint16_t* p, int i, part& even, part& odd) {
 // Used by lines.h.
 inline vf whole(vi w) { return {_mm256_cvtepi32_ps(w.a), _mm256_cvtepi32_ps(w.b)}; }
 inline vf of_halves(const uint8_t* p) {
-    const vi h = half_words(p), size = h & splat_word(0x7fff);
-    const __m256i limit = _mm256_set1_epi32(0x7bff);
-    const vi open{_mm256_cmpgt_epi32(size.a, limit), _mm256_cmpgt_epi32(size.b, limit)};  // infinite or NaN
-    const vf value = mul(as_float(size << 13), splat(0x1p112f));
-    return as_float(as_words(value) | (open & splat_word(0x7f800000)) | (h & splat_word(0x8000)) << 16);
+    const __m128i* q = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
 }
 inline vf of_bytes(const uint8_t* p) {
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

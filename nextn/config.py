@@ -132,9 +132,10 @@ class EngineConfig(ParallelConfig, SpeculationConfig):
         "auto",
         "model",
         "type of the inputs that the native kernels multiply with quantized GGUF weights. int8: rounded to 8 "
-        "bits, with a scale for each 32, as in llama.cpp; bf16: slower, without this rounding; auto: int8 if "
-        "the CPU has AVX512-VNNI, the engine is on one machine and --cpu-isa is auto, else bf16. MTP does "
-        "not change texts with either, but texts differ between them",
+        "bits, with a scale for each 32, as in llama.cpp (CPUs with AVX2; with AVX-512, VNNI too); bf16: "
+        "without this rounding, mostly slower; auto: for each format, the faster one on this machine, if the "
+        "engine is on one machine and --cpu-isa is auto, else bf16. MTP does not change texts with either, "
+        "but texts differ between them",
         choices=("auto", "int8", "bf16"),
     )
     context_length: int | None = option(

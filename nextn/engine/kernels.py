@@ -102,12 +102,12 @@ def ways_of(config: EngineConfig, level: str) -> Callable[[int], int]:
 
     Raises ValueError if this machine does not support --gguf-activations."""
     asked, free = config.gguf_activations, config.one_machine and config.cpu_isa == "auto"
-    able = by_bytes(level)
-    if asked == "int8" and not able:
-        raise ValueError("--gguf-activations int8: the CPU has no AVX512-VNNI; use auto or bf16")
-    inputs_in_bytes = able if asked == "int8" or (asked == "auto" and free) else frozenset()
-    measured = Ways(level).of if free else lambda kind: 0
-    return lambda kind: BY_BYTES if kind in inputs_in_bytes else measured(kind)
+    in_bytes = by_bytes(level) if asked == "int8" else frozenset()
+    if asked == "int8" and not in_bytes:
+        why = "has no such kernels" if level == "portable" else "needs AVX512-VNNI for it"
+        raise ValueError(f"--gguf-activations int8: level {level} {why}; use auto or bf16")
+    measured = Ways(level, rounded=asked != "bf16").of if free else lambda kind: 0
+    return lambda kind: BY_BYTES if kind in in_bytes else measured(kind)
 
 
 def quantize_format(config: EngineConfig) -> Format | None:

@@ -133,18 +133,20 @@ struct Matrix {  // a random weight, packed into memory of exactly its size
 #if defined(__SANITIZE_THREAD__)  // other kinds of weights use other loops, but no other threads
 constexpr int CODED_KINDS[] = {INT4}, EXPERT_KINDS[] = {BF16, E4M3, INT8, INT4};
 #else
-constexpr int CODED_KINDS[] = {INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K};
+constexpr int CODED_KINDS[] = {INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q4_1, Q5_0, Q5_1};
 constexpr int EXPERT_KINDS[] = {BF16, E4M3, INT8, INT4, Q8_0, Q6_K};
 #endif
 
-// Multiplies rows by this weight in every way that the library has.
+// Multiplies rows by this weight in every way that the library has. The last of several rows has an input that
+// is not finite, and one that is almost 0.
 void products(void* pool, Matrix& m, std::initializer_list<int> counts) {
-    for (int way = 0; way < 4; ++way) {
+    for (int way = 0; way <= BY_BYTES; ++way) {
         if (way && !(nx_ways(m.w.kind) >> way & 1)) continue;
         m.w.way = way;
         for (int rows : counts) {
             const std::vector<float> f = floats(int64_t(rows) * m.w.n_in);
-            const std::vector<uint16_t> h = halves(int64_t(rows) * m.w.n_in);
+            std::vector<uint16_t> h = halves(int64_t(rows) * m.w.n_in);
+            if (rows > 1) *h.rbegin() = 0x7f80, h[h.size() - size_t(m.w.n_in)] = 1;
             const void* x = m.w.kind == F32 ? static_cast<const void*>(f.data()) : h.data();
             std::vector<float> y(size_t(rows) * m.w.n_out), one(size_t(m.w.n_out));
             nx_linear(pool, x, rows, &m.w, y.data());

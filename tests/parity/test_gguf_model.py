@@ -26,6 +26,7 @@ from nextn.models.names import expected_tensors
 from nextn.models.native import NativeModel
 from nextn.models.torch_model import TorchModel
 from nextn.ops.cpu import coded
+from nextn.ops.cpu.library import machine_level
 from nextn.ops.reference import Reference
 
 pytestmark = pytest.mark.skipif(not built_levels(), reason="no native kernels")
@@ -143,15 +144,18 @@ def test_a_draft_folder_for_a_file_without_nextn_layers(tmp_path: Path) -> None:
         LLM(str(file), speculative_num_steps=2)
 
 
-def test_drafts_change_no_text(tiny: Callable[[str], str]) -> None:
+@pytest.mark.parametrize("inputs", ["bf16", "int8"])
+def test_drafts_change_no_text(tiny: Callable[[str], str], inputs: str) -> None:
     """Of 4 bits; the draft folder's has 8."""
+    if inputs == "int8" and not coded.by_bytes(machine_level()[0]):
+        pytest.skip("no dot products of bytes here")
     path = tiny("q4_0")
-    want = [ids for ids, *_ in texts(path, 24, speculative_num_steps=0)]
+    want = [ids for ids, *_ in texts(path, 24, speculative_num_steps=0, gguf_activations=inputs)]
     for options in (
         {"speculative_num_steps": 3},
         {"speculative_num_steps": 2, "speculative_eagle_topk": 3},
         {"speculative_num_steps": 2, "speculative_draft_model_path": tiny("q8_0")},
     ):
-        found = texts(path, 24, **options)
+        found = texts(path, 24, **options, gguf_activations=inputs)
         assert [ids for ids, *_ in found] == want, options
         assert sum(spec.accept_length for *_, spec in found) / len(found) > 1.5, options

@@ -3,7 +3,7 @@
 There is one file for each chip, number of cores, level and build:
 
     {"chip": "...", "cores": 2, "level": "amx", "build": "...",
-     "formats": {"bf16": {"way": 0, "seconds": {"AMX tiles": [...], ...}}},
+     "formats": {"bf16": {"the level's default": [...], "AMX tiles": [...], ...}},
      "past caches": [0.86, 0.0]}
 """
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from nextn.ops.cpu import trials, ways
-from nextn.ops.cpu.interface import BF16, E4M3, F32, INT8, KINDS, WAYS
+from nextn.ops.cpu.interface import BF16, BY_BYTES, E4M3, F32, INT8, KINDS, Q4_K, WAYS
 from nextn.ops.cpu.library import library, machine_level
 from nextn.ops.cpu.ways import GAIN, ROWS, Ways, choose, describe, measure
 
@@ -19,24 +19,31 @@ class Kernels:
     """Of a level with all ways."""
 
     def nx_ways(self, kind: int) -> int:
-        return 0 if kind == F32 else 0b1110
+        return 0 if kind == F32 else 0b11110 if kind == Q4_K else 0b1110
+
+
+class Avx2:
+    """Of a level whose default is the only other way."""
+
+    def nx_ways(self, kind: int) -> int:
+        return 1 << BY_BYTES if kind == Q4_K else 0
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What was measured; way 3 is fastest."""
+    """What was measured; way 3 is fastest, except for bytes."""
     asked = []
 
     def measured(level, kind, some):
         asked.append((level, kind))
-        return {way: [1.0 - 0.1 * (way == 3)] * len(ROWS) for way in some}
+        return {way: [{3: 0.9, BY_BYTES: 0.5}.get(way, 1.0)] * len(ROWS) for way in some}
 
     monkeypatch.setattr(ways, "library", lambda level: Kernels())
     monkeypatch.setattr(ways, "measure", measured)
     return asked
 
 
-@pytest.mark.parametrize("kind", [F32, BF16, E4M3, INT8])
+@pytest.mark.parametrize("kind", [F32, BF16, E4M3, INT8, Q4_K])
 def test_every_way_of_this_machine_is_measured(kind, monkeypatch):
     monkeypatch.setattr(trials, "SECONDS", 0.0)
     monkeypatch.setattr(ways, "TRIAL_BYTES", 0)
@@ -70,6 +77,31 @@ def test_each_kind_is_measured_for_itself(tmp_path, asked):
     assert asked == [(LEVEL, BF16), (LEVEL, INT8)]
 
 
+def test_ways_that_round_inputs_are_measured_and_left_out(tmp_path, asked):
+    """So both options use the same times, whichever comes first."""
+    assert Ways(LEVEL, tmp_path, rounded=False).of(Q4_K) == 3
+    assert Ways(LEVEL, tmp_path).of(Q4_K) == BY_BYTES
+    assert Ways(LEVEL, tmp_path, rounded=False).of(Q4_K) == 3
+    assert asked == [(LEVEL, Q4_K)]
+
+
+def test_one_way_beside_the_default(tmp_path, asked, monkeypatch):
+    monkeypatch.setattr(ways, "library", lambda level: Avx2())
+    assert Ways(LEVEL, tmp_path, rounded=False).of(Q4_K) == 0
+    assert asked == []
+    assert Ways(LEVEL, tmp_path).of(Q4_K) == BY_BYTES
+    assert Ways(LEVEL, tmp_path).of(BF16) == 0
+    assert asked == [(LEVEL, Q4_K)]
+
+
+def test_times_that_lack_a_way_are_measured_again(tmp_path, asked, monkeypatch):
+    monkeypatch.setattr(ways, "library", lambda level: Avx2())
+    Ways(LEVEL, tmp_path).of(Q4_K)
+    monkeypatch.setattr(ways, "library", lambda level: Kernels())
+    assert Ways(LEVEL, tmp_path, rounded=False).of(Q4_K) == 3
+    assert len(asked) == 2
+
+
 def test_another_chip_or_level_measures_again(tmp_path, asked, monkeypatch):
     Ways(LEVEL, tmp_path).of(BF16)
     monkeypatch.setattr(trials, "cpu_model", lambda: "another chip")
@@ -82,8 +114,10 @@ def test_another_chip_or_level_measures_again(tmp_path, asked, monkeypatch):
     "damage",
     [
         b"", b"{", b"[]", b'{"formats": []}', b'{"formats": {"bf16": {}}}', b"\xff",
-        b'{"formats": {"bf16": {"way": 7, "seconds": {}}}}', b'{"formats": {"bf16": null}}',
-        b'{"formats": {"bf16": {"way": 3, "seconds": {"f32 multiply-adds": [1]}}}}',
+        b'{"formats": {"bf16": {"another": []}}}', b'{"formats": {"bf16": null}}',
+        b'{"formats": {"bf16": []}}',
+        b'{"formats": {"bf16": {"f32 multiply-adds": [1]}}}',
+        b'{"formats": {"bf16": {"the level\'s default": [0, 0, 0, 0, 0]}}}',
     ],
 )  # fmt: skip
 def test_a_damaged_file_is_measured_again_and_replaced(tmp_path, asked, damage):
@@ -93,7 +127,7 @@ def test_a_damaged_file_is_measured_again_and_replaced(tmp_path, asked, damage):
     Ways(LEVEL, tmp_path).kept()
     assert Ways(LEVEL, tmp_path).of(BF16) == 3
     assert len(asked) == 2
-    assert json.loads(file.read_bytes())["formats"]["bf16"]["way"] == 3
+    assert json.loads(file.read_bytes())["formats"]["bf16"][WAYS[3]] == [0.9] * len(ROWS)
 
 
 def test_without_a_place_to_keep_it_nothing_is_measured(tmp_path, asked):
