@@ -135,8 +135,8 @@ def whole_texts(count: int) -> bytes:
     return f"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
 
 
-# 20 MB: far more than fits into the sockets on the way. With slow steps, because a busy server sends the texts
-# of several steps as one.
+# 20 MB: far more than fits into the sockets on the way. Steps are slow, because a busy server sends the texts
+# of several fast ones together.
 WHOLE_TEXTS, SLOW_STEPS = whole_texts(6000), {"SCRIPT_RUN": "1", "SCRIPT_STEP": "0.001"}
 
 
