@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
 import socket
@@ -34,7 +35,7 @@ def socket_rate(cores: Sequence[int]) -> float:
 
 
 def received(connection: socket.socket) -> float:
-    buffer = bytearray(PIECE)
+    buffer = memoryview(mmap.mmap(-1, PIECE))  # aligned: the kernel copies much faster to it
     connection.recv_into(buffer)
     begin, total = time.perf_counter(), 0
     while count := connection.recv_into(buffer):
@@ -44,7 +45,7 @@ def received(connection: socket.socket) -> float:
 
 def send(address: tuple[str, int], core: int) -> None:
     os.sched_setaffinity(0, [core])
-    data = bytes(PIECE)
+    data = mmap.mmap(-1, PIECE)
     with socket.create_connection(address) as connection:
         end = time.perf_counter() + SECONDS
         while time.perf_counter() < end:

@@ -118,9 +118,9 @@ NX_API int64_t nx_receive_pages(uint8_t* pool, int layers, int64_t layer, int64_
     return came;
 }
 NX_API void nx_place_pages(uint8_t* pool, int layers, int64_t layer, int64_t run, const int64_t* pages, int n,
-                           uint8_t* buffer, int64_t* arriving, uint64_t* sums) {
+                           uint8_t* buffer, int64_t came, int64_t* arriving, uint64_t* sums) {
     Arriving a{arriving[0], arriving[1]};
-    place_held({layers, layer, run, pages, n}, buffer, a, pool, sums);
+    place_held({layers, layer, run, pages, n}, buffer, came, a, pool, sums);
     arriving[0] = a.placed, arriving[1] = a.held;
 }
 #endif

@@ -39,5 +39,8 @@ def stages_by_side(title: str, bars: Sequence[Bar], palette: Palette = LIGHT) ->
     axes.set_title(title, loc="left", fontsize=12, color=palette.text, pad=12)
     axes.set_xlabel("mean time per request, ms", color=palette.text)
     dress(axes, palette)
-    axes.legend(frameon=False, labelcolor=palette.text, loc="best", fontsize=9)
+    axes.grid(visible=False, axis="y")
+    figure.legend(
+        loc="outside lower center", ncols=len(NAMES), frameon=False, labelcolor=palette.text, fontsize=9
+    )
     return png(figure)

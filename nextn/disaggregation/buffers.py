@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 KEPT = 16 << 20  # bytes
+PAGE = 4096  # bytes; the kernel copies much faster to aligned memory
 
 
 class Buffers:
-    """Buffers of `most` bytes each."""
+    """Buffers of `most` bytes each. They begin on a page of memory."""
 
     def __init__(self, most: int) -> None:
         self._most, self._kept = most, max(2, KEPT // most)
@@ -24,7 +25,8 @@ class Buffers:
         try:
             buffer = self._free.pop()
         except IndexError:
-            buffer = np.empty(self._most, np.uint8)
+            buffer = np.empty(self._most + PAGE, np.uint8)
+            buffer = buffer[-buffer.ctypes.data % PAGE :]
         # A slice of a numpy array refers to the array that owns the memory. `frombuffer` makes this array the
         # owner.
         found = np.frombuffer(buffer.data, np.uint8, size)

@@ -10,17 +10,18 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from ctypes import CDLL
-from threading import RLock
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nextn.disaggregation.checksum import no_sums, of_sums
+from nextn.disaggregation.checksum import ROW, no_sums, of_sums
 from nextn.disaggregation.framing import TAIL
 from nextn.disaggregation.page_copies import PageCopies
 
-CHUNK = 256 << 10  # bytes
+CHUNK = ROW + (256 << 10)  # bytes; the first row is for a part of a row (struct Arriving in page_sockets.h)
+WAKE = 512 << 10  # bytes of a piece that wake the thread: a wake-up costs both sides time
 
 
 class Landing(NamedTuple):
@@ -37,8 +38,8 @@ class Landing(NamedTuple):
 
 class Arriving:
     """The body of one piece, which goes from a socket directly into pages (a `framing.Body`). chunk: `CHUNK`
-    bytes of memory. lock: held while the pool is written. wanted: whether the request still owns the pages;
-    if not, the rest of the data is dropped."""
+    bytes of aligned memory. lock: held while the pool is written. wanted: whether the request still owns the
+    pages; if not, the rest of the data is dropped."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class Arriving:
         first: int,
         count: int,
         chunk: NDArray[np.uint8],
-        lock: RLock,
+        lock: Lock,
         wanted: Callable[[], bool],
     ) -> None:
         copies = landing.copies
@@ -55,9 +56,13 @@ class Arriving:
         self._native: CDLL = native
         self._pages = np.array(landing.pages[first : first + count], np.int64)
         self._runs = copies.runs(self._pages)
+        self._no_runs = (None, *self._runs[1:])  # the data is dropped
         self._chunk, self._lock, self._wanted = chunk, lock, wanted
         self._size = count * copies.page_bytes + TAIL
         self._sums, self._state = no_sums(), np.zeros(2, np.int64)  # struct Arriving (page_sockets.h)
+        self._at_chunk = chunk.ctypes.data
+        self._counts = self._state.ctypes.data, self._sums.ctypes.data
+        self._patient = False  # whether less than `WAKE` bytes do not wake the thread
 
     @property
     def left(self) -> int:
@@ -65,33 +70,29 @@ class Arriving:
         return self._size - int(self._state[0]) - int(self._state[1])
 
     def feed(self, data: memoryview) -> None:
-        """Takes bytes that were already read; they and the held bytes fit into the chunk."""
-        held = int(self._state[1])
-        self._chunk[held : held + len(data)] = np.frombuffer(data, np.uint8)
-        self._state[1] += len(data)
+        self._chunk[ROW : ROW + len(data)] = np.frombuffer(data, np.uint8)
         with self._lock:
-            self._native.nx_place_pages(*self._target(), self._at(self._chunk), *self._counts())
+            self._native.nx_place_pages(*self._target, self._at_chunk, len(data), *self._counts)
 
     def fill(self, end: socket.socket) -> int:
         """Reads from the socket without waiting. Returns the number of bytes read; 0 if the stream has ended.
         Raises BlockingIOError, OSError."""
         with self._lock:
             came: int = self._native.nx_receive_pages(
-                *self._target(), end.fileno(), TAIL, self._at(self._chunk), len(self._chunk), *self._counts()
+                *self._target, end.fileno(), TAIL, self._at_chunk, len(self._chunk), *self._counts
             )
+        if left := self.left:
+            self._patient = True
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(left, WAKE))
+        elif self._patient:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         if came < 0:
             raise OSError(-came, os.strerror(-came))
         return came
 
+    @property
     def _target(self) -> tuple[object, ...]:
-        return self._runs if self._wanted() else (None, *self._runs[1:])
-
-    def _counts(self) -> tuple[int, int]:
-        return self._at(self._state), self._at(self._sums)
-
-    @staticmethod
-    def _at(array: NDArray[np.generic]) -> int:
-        return array.ctypes.data
+        return self._runs if self._wanted() else self._no_runs
 
     @property
     def found(self) -> int:
@@ -100,4 +101,4 @@ class Arriving:
 
     @property
     def expected(self) -> int:
-        return int.from_bytes(self._chunk[:TAIL].tobytes(), "big")
+        return int.from_bytes(self._chunk[ROW - TAIL : ROW].tobytes(), "big")

@@ -3,13 +3,14 @@
 Each request that was wanted and not cancelled ends with exactly one `Ended`, after all `Arrived` of its
 pages. If the pool is in this process's memory, this thread writes pages into it itself: it receives, verifies
 and copies a piece while the piece is in its cache. Nobody reads the pages before `Ended` says how many slots
-are complete.
+are complete. Only `cancel` waits for the writing: the engine's steps do not.
 """
 
 from __future__ import annotations
 
 import errno
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -97,6 +98,7 @@ class PageSink(Endpoint):
         self._last_transfer = 0
         self._engines: dict[Any, Connection] = {}  # by address of the source
         self._buffers, self._chunks = Buffers(self.layout.piece_bytes + TAIL), Buffers(CHUNK)
+        self._writing = threading.Lock()  # held while the pool is written
         self._memories: dict[Connection, Slots] = {}
         self._nixl = Agent() if backend == "nixl" else None
         self._lookups = Lookups(timeout)
@@ -148,6 +150,8 @@ class PageSink(Endpoint):
                 self._inbox = deque(each for each in self._inbox if each.rid != rid)
                 self._undelivered = sum(_size(each) for each in self._inbox)
                 self._unpause()
+        with self._writing:  # the thread may be writing pages of this request; it looks before the next ones
+            pass
 
     def poll(self, most_bytes: int = POLL_BYTES) -> list[Arrived | Ended]:
         """Returns events in order, with at most `most_bytes` bytes of pages, but at least one event if there
@@ -281,11 +285,12 @@ class PageSink(Endpoint):
         return ArrayBody(self._buffers.take(size))
 
     def _arriving(self, fetch: _Fetch, landing: Landing, pages: Pages) -> Arriving:
-        def wanted() -> bool:
-            return self._fetches.get(fetch.rid) is fetch
+        chunk, wanted = self._chunks.take(CHUNK), lambda: self._wanted(fetch)
+        return Arriving(landing, pages.first_page, pages.pages, chunk, self._writing, wanted)
 
-        chunk = self._chunks.take(CHUNK)
-        return Arriving(landing, pages.first_page, pages.pages, chunk, self.lock, wanted)
+    def _wanted(self, fetch: _Fetch) -> bool:
+        """Whether the request still owns its pages. Needs no lock."""
+        return self._fetches.get(fetch.rid) is fetch
 
     def sent(self, connection: Connection, charge: int) -> None:
         pass
@@ -385,10 +390,12 @@ class PageSink(Endpoint):
             _prove(checksum(data), expected)
             self._deliver(fetch, pages, data)
             return
-        with self.lock:  # after `cancel` another request may own the pages
-            if self._fetches.get(fetch.rid) is fetch:
-                _prove(fetch.landing.take(pages.first_page, pages.pages, data), expected)
-                self._landed(fetch, pages)
+        with self._writing:
+            if not self._wanted(fetch):
+                return
+            found = fetch.landing.take(pages.first_page, pages.pages, data)
+        _prove(found, expected)
+        self._landed(fetch, pages)
 
     def _landed(self, fetch: _Fetch, pages: Pages) -> None:
         with self.lock:

@@ -234,17 +234,18 @@ def ranks(apart: Apart) -> str:
     there = apart.behind(apart.start([(prefill, port)], decode, *apart.kind.ranks), decode)
     for i in range(6):
         there.same("/v1/completions", PROMPT | {"prompt": f"# {i}\n{LONG}"})
+    until(lambda: sum(by_rank(prefill)) == 6, "the prefill server has not heard of the last hand-over")
     counts = {name: by_rank(server) for name, server in (("prefill", prefill), ("decode", decode))}
     for name, count in counts.items():
-        expect(sum(count) == 6 and min(count) > 0, f"requests of each rank of the {name} server: {count}")
+        expect(sum(count) == 6 and min(count) > 0, f"prompts of each rank of the {name} server: {count}")
     each = "; ".join(f"{name} {' and '.join(map(str, count))}" for name, count in counts.items())
-    return f"{' '.join(apart.kind.ranks)}: answers of one server; requests of each rank: {each}"
+    return f"{' '.join(apart.kind.ranks)}: answers of one server; prompts of each rank: {each}"
 
 
 def by_rank(server: LocalServer) -> list[int]:
-    """Number of requests that each of two replicas has received."""
+    """Number of prompts that each of two replicas has handed over, or has been handed."""
     metrics = plain_calls.metrics(server.url)
-    return [int(metrics[f'nextn:num_requests_total{{dp_rank="{rank}"}}']) for rank in range(2)]
+    return [int(metrics[f'nextn:transfer_finished_total{{dp_rank="{rank}"}}']) for rank in range(2)]
 
 
 @checks("one of two prefill servers dies")

@@ -214,10 +214,13 @@ def cache_aware(gateway: Gateway) -> str:
 @checks("--dp-aware: one server with --dp-size 2")
 def dp_aware(gateway: Gateway) -> str:
     """Repeats the same prompt, which the server itself would always send to the same replica."""
-    if not gateway.as_sglang:
-        raise NotRun("it names replicas of SGLang only, and takes nextn for vLLM")
     server = gateway.bench.server(*PARSERS, "--dp-size", "2", name="replicas")
-    url = gateway.start("round_robin", [server], "--dp-aware", workers=2)
+    if gateway.as_sglang:
+        url = gateway.start("round_robin", [server], "--dp-aware", workers=2)
+    else:  # from --worker-urls it would take nextn for vLLM, whose replicas it does not name
+        url = gateway.start("round_robin", [], "--dp-aware")
+        plain_calls.post(url + "/workers", {"url": server.url, "runtime_type": "sglang"})
+        until(lambda: healthy(url) == 2, "the gateway does not find both replicas")
     prompt = "".join(f"def f{i}(x):\n    return x + {i}\n\n\n" for i in range(8))
     body = {"model": gateway.bench.model, **PROMPT, "prompt": prompt}
     expected = gateway.plain("/v1/completions", {**PROMPT, "prompt": prompt})["choices"][0]["text"]
@@ -229,7 +232,8 @@ def dp_aware(gateway: Gateway) -> str:
             expect_equal(text, expected, "text")
     new = [after - was for was, after in zip(before, of_replicas(server), strict=True)]
     expect(new[0] == new[1] > 0, f"prompt tokens of each replica: {new}")
-    return "8 requests, 4 to each replica, texts of plain calls"
+    how = "" if gateway.as_sglang else ", which was added by POST /workers as SGLang"
+    return f"8 requests, 4 to each replica of a server{how}; texts of plain calls"
 
 
 def of_replicas(server: LocalServer) -> list[int]:

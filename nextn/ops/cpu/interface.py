@@ -221,5 +221,5 @@ if sys.platform != "win32":  # csrc/page_sockets.h
             c_int64,
             (*_RUNS, c_int, c_int64, c_void_p, c_int64, c_void_p, c_void_p),
         ),
-        "nx_place_pages": (None, (*_RUNS, c_void_p, c_void_p, c_void_p)),
+        "nx_place_pages": (None, (*_RUNS, c_void_p, c_int64, c_void_p, c_void_p)),
     }

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from itertools import pairwise
+from threading import Lock
 
+import numpy as np
 import pytest
 import torch
 from support.transfers import TIMEOUT, Bootstrap, Network, identity, prompt_of, until
 from torch import Tensor
 
-from nextn.disaggregation.landing import Landing
+from nextn.disaggregation.buffers import Buffers
+from nextn.disaggregation.framing import TAIL
+from nextn.disaggregation.landing import CHUNK, Arriving, Landing
 from nextn.disaggregation.page_copies import PageCopies
 from nextn.disaggregation.sink import Ended, PageSink
 from nextn.disaggregation.source import OfferEnd, PageSource
@@ -140,3 +146,36 @@ def test_nothing_lands_after_cancel(pools: Pools) -> None:
     wait(pools)
     assert pools.ended == [("e", 16, 0, None)]
     assert bool((pools.landed == MARK).all())
+
+
+@pytest.mark.parametrize("fed", [0, 1, 300, 20_000])
+@pytest.mark.parametrize("size", [255, 4097, 100_001])
+def test_a_piece_arrives_in_parts_of_any_size(fed: int, size: int) -> None:
+    """fed: bytes that were read before the socket is given to the piece. size: bytes of each part that
+    arrives later, after two parts of one byte."""
+    pages, shape = 3, (WHAT.layers, 8 * WHAT.page_size, WHAT.width)
+    sent = torch.randint(-99, 99, shape, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
+    landed = torch.full(shape, MARK, dtype=torch.bfloat16)
+    copies = PageCopies(landed, WHAT.page_size)
+    if copies.sockets is None:
+        pytest.skip("needs the native kernels")
+    data = np.empty(pages * copies.page_bytes, np.uint8)
+    found = PageCopies(sent, WHAT.page_size).read([4, 1, 6], data)
+    stream = data.tobytes() + found.to_bytes(TAIL, "big")
+    chunk = Buffers(CHUNK).take(CHUNK)
+    body = Arriving(Landing(copies, [9, 2, 7, 0]), 1, pages, chunk, Lock(), lambda: True)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        body.feed(memoryview(stream[:fed]))
+        for begin, end in pairwise([fed, fed + 1, *range(fed + 2, len(stream), size), len(stream)]):
+            theirs.sendall(stream[begin:end])
+            assert body.fill(ours) == end - begin
+        assert body.left == 0
+        assert (
+            ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+        )  # the next message wakes the thread
+    assert body.found == body.expected == found
+    shaped = landed.view(WHAT.layers, 8, -1)
+    assert torch.equal(shaped[:, [2, 7, 0]], sent.view(WHAT.layers, 8, -1)[:, [4, 1, 6]])
+    assert bool((shaped[:, [1, 3, 4, 5, 6]] == MARK).all())
