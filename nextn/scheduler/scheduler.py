@@ -305,8 +305,9 @@ class Scheduler:
                 continue
             try:
                 if (out := self._commit_span(req, span, res)) is not None:
-                    others = groups.ends_with(req) if out.finish_reason == "length" else ()
-                    outputs += [out, *[self._end_like(out, other) for other in others]]
+                    outputs.append(out)
+                    if out.finish_reason == "length":
+                        outputs += [self._end_like(out, other) for other in groups.ends_with(req)]
             except Exception as e:
                 log.exception("committing request %s failed; it ends", req.rid)
                 outputs.append(self._fail(req, failed_in("its commit", e)))
