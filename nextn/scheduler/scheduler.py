@@ -305,9 +305,8 @@ class Scheduler:
                 continue
             try:
                 if (out := self._commit_span(req, span, res)) is not None:
-                    outputs.append(out)
-                    if out.finish_reason == "length":
-                        outputs += [self._end_like(out, other) for other in groups.ends_with(req)]
+                    others = groups.ends_with(req) if out.finish_reason == "length" else ()
+                    outputs += [out, *[self._end_like(out, other) for other in others]]
             except Exception as e:
                 log.exception("committing request %s failed; it ends", req.rid)
                 outputs.append(self._fail(req, failed_in("its commit", e)))

@@ -74,8 +74,6 @@ MakeEngine = Callable[..., "Engine"]  # arguments: a config, and a `Place` if th
 
 
 def make_engine(config: ServerConfig, place: Place | None = None) -> Engine:
-    if config.nnodes == 1 and config.distributed_executor_backend == "mp":
-        start_early(RANK, config.tp_size - 1)
     from nextn.engine.build import make_executor
     from nextn.engine.engine import Engine
 
@@ -128,6 +126,8 @@ def run(
     logs.configure(config.log_level, config.log_format, engine=True, rank=rank)
     name_replica(rank)
     link = Link(address, parent)
+    if make is make_engine and config.nnodes == 1 and config.distributed_executor_backend == "mp":
+        start_early(RANK, config.tp_size - 1)
     try:
         check_backend(config.grammar_backend)
         if rank is not None:

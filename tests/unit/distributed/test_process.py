@@ -21,7 +21,7 @@ try:
     link, (memory,), _ = opened(sys.argv[1:])
 except EOFError:
     sys.exit(7)
-memory.mapped(4096)[:4] = link.recv()
+memory.mapped(4096)[:8] = link.recv()
 link.send("written")
 """
 
@@ -38,7 +38,7 @@ def write(rank: RankProcess, memory: Memory, text: bytes) -> bool:
     rank.link.send(text)
     rank.link.recv()
     rank.close()
-    return memory.mapped(4096)[:4] == text and rank.code() == 0
+    return memory.mapped(4096)[:8] == text and rank.code() == 0
 
 
 def test_early_processes_are_taken_first(module: str) -> None:
@@ -46,7 +46,7 @@ def test_early_processes_are_taken_first(module: str) -> None:
     early, memory = [each.popen.pid for each in process._early], Memory()
     ranks = [RankProcess(module, [memory]) for _ in range(3)]
     assert [rank.pid for rank in ranks[:2]] == early
-    assert all(write(rank, memory, b"%4d" % rank.pid) for rank in ranks)
+    assert all(write(rank, memory, b"%8d" % rank.pid) for rank in ranks)
     memory.close()
 
 
