@@ -81,7 +81,7 @@ inline __m128i saturated_bytes(vi x) {
     return _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
 }
 
-// What the codes of a cell are reduced by, so that its sums of products fit into 16 bits (byte_products_avx2.h).
+// What the codes of a cell are reduced by, so that its sums of products fit into 16 bits (dot4 in byte_products.h).
 inline int byte_middle(const CodedLayout& l) { return l.bits == 5 ? 16 : l.bits == 8 ? 0 : int(l.zero); }
 // The two halves of a word at which the two sums of a cell start: one of the first two bytes of all words, the
 // other of the last two. bytes: the inputs.

@@ -19,8 +19,6 @@ from nextn.distributed.memory import Memory
 
 RANK = "nextn.engine.tensor_rank"  # the module that a rank's process runs
 END_SECONDS = 2.0  # for a rank to end by itself; then it is killed
-
-
 MEMORIES = b"m"  # a message with the descriptors of shared memories
 MOST_MEMORIES = 4
 

@@ -25,7 +25,7 @@ from nextn.distributed.ranks import Ranks
 from nextn.distributed.ray_ranks import RayRanks
 from nextn.distributed.rendezvous import Host, Met
 from nextn.distributed.shared import SharedRanks
-from nextn.distributed.wire import Ended, cut, send_last
+from nextn.distributed.wire import GONE, Ended, cut, send_last
 from nextn.draft import MAX_DRAFTS, draft_window
 from nextn.engine.ep_rank import EPRank
 from nextn.engine.facts import facts
@@ -167,7 +167,8 @@ def start(
             gpu = None if gpus is None else gpus[rank]
             group, place = divmod(rank, config.tp_size)
             name = line_start(place, group if apart else None)
-            into[rank].link.send((config, rank, ep_rank and ep_rank.group, gpu, name))
+            with contextlib.suppress(*GONE):  # it has ended already; who waits for it will say how
+                into[rank].link.send((config, rank, ep_rank and ep_rank.group, gpu, name))
 
 
 # From here on, this process is the given rank; config.threads is per rank.

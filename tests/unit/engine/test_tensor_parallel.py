@@ -19,6 +19,7 @@ from support.native_kernels import built_levels
 from support.processes import children, runs
 
 from nextn.config import EngineConfig
+from nextn.distributed import process
 from nextn.distributed.group import PeerGone
 from nextn.engine import tensor_parallel
 from nextn.engine.engine import Engine
@@ -35,17 +36,17 @@ def test_a_rank_that_is_stopped_ends_all() -> None:
     """Within seconds, and nobody hangs, though nothing is to be done. (One that is killed:
     tests/e2e/test_tensor_parallel.py.)"""
     engine = Engine(dataclasses.replace(CONFIG, ep_size=2))
-    [process] = executor_of(engine).processes.values()
+    [rank] = executor_of(engine).processes.values()
     engine.add(request("a", tokens=900))
     engine.step()
     engine.abort("a")
-    os.kill(process.pid, signal.SIGSTOP)
+    os.kill(rank.pid, signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(PeerGone, match="rank 1 is stopped"):
         go_on(engine)
     assert time.monotonic() - began < 60  # about 3 s; how busy the machine is, nobody knows
     executor_of(engine).close()
-    assert not runs(process.pid)
+    assert not runs(rank.pid)
     with pytest.raises(PeerGone):
         engine.check()
 
@@ -68,6 +69,15 @@ def test_what_cannot_be_is_refused_and_leaves_no_process(options: dict[str, Any]
     assert children(os.getpid()) <= before
 
 
+def test_a_rank_that_ended_before_it_was_needed() -> None:
+    process.start_early(process.RANK, 1)
+    early = process._early[0].popen
+    early.kill()
+    early.wait()
+    with pytest.raises(PeerGone, match=r"rank 1 has ended \(signal 9\)"):
+        Engine(CONFIG)
+
+
 def test_threads_are_shared_out_and_ranks_end_with_their_executor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The debug switch compares what ranks found after every step."""
     made = Engine(dataclasses.replace(CONFIG, threads=None))
@@ -79,9 +89,9 @@ def test_threads_are_shared_out_and_ranks_end_with_their_executor(monkeypatch: p
     monkeypatch.setattr(tensor_parallel, "digest", lambda result: b"another")
     with pytest.raises(AssertionError, match="rank 1 found another result than rank 0"):
         run(made)
-    [process] = executor_of(made).processes.values()
+    [rank] = executor_of(made).processes.values()
     executor_of(made).close()
-    assert not runs(process.pid)
+    assert not runs(rank.pid)
 
 
 def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
